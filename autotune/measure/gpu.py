@@ -1,0 +1,108 @@
+"""GPUs as NVML sees them: how many there are, and what they did during a measurement."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+import pynvml
+
+from autotune.values import GpuUsage
+
+_THROTTLED = (
+    pynvml.nvmlClocksThrottleReasonHwSlowdown
+    | pynvml.nvmlClocksThrottleReasonSwThermalSlowdown
+    | pynvml.nvmlClocksThrottleReasonHwThermalSlowdown
+)
+
+
+def gpu_names() -> list[str]:
+    """Names of the GPUs of this host; empty where there is no NVIDIA driver."""
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return []
+    try:
+        return [
+            _text(pynvml.nvmlDeviceGetName(pynvml.nvmlDeviceGetHandleByIndex(i)))
+            for i in range(pynvml.nvmlDeviceGetCount())
+        ]
+    finally:
+        pynvml.nvmlShutdown()
+
+
+@dataclass(frozen=True, slots=True)
+class _Sample:
+    at: float
+    utilisation: float
+    power_watts: float
+    clock_mhz: float
+    memory_bytes: int
+    throttled: bool
+
+
+class GpuSampler:
+    """Samples some GPUs from a thread of its own until it is closed; without GPUs it does nothing."""
+
+    def __init__(self, indices: Sequence[int], *, every: float = 1.0) -> None:
+        self._indices = tuple(indices)
+        self._every = every
+        self._samples: dict[int, list[_Sample]] = {index: [] for index in self._indices}
+        self._done = threading.Event()
+        self._thread: threading.Thread | None = None
+        if self._indices:
+            pynvml.nvmlInit()
+            self._thread = threading.Thread(target=self._loop, name="autotune-nvml", daemon=True)
+            self._thread.start()
+
+    def usage(self, begin: float, end: float) -> tuple[GpuUsage, ...]:
+        """Means between two times of `time.monotonic()`, one entry per GPU that was sampled in between."""
+        names = gpu_names() if self._indices else []
+        result = []
+        for index in self._indices:
+            window = [sample for sample in self._samples[index] if begin <= sample.at <= end]
+            if window:
+                result.append(
+                    GpuUsage(
+                        index=index,
+                        name=names[index],
+                        utilisation=fmean(s.utilisation for s in window),
+                        power_watts=fmean(s.power_watts for s in window),
+                        clock_mhz=fmean(s.clock_mhz for s in window),
+                        peak_memory_bytes=max(s.memory_bytes for s in window),
+                        throttled=any(s.throttled for s in window),
+                    )
+                )
+        return tuple(result)
+
+    def close(self) -> None:
+        """Ends the thread."""
+        self._done.set()
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+            pynvml.nvmlShutdown()
+
+    def _loop(self) -> None:
+        handles = {index: pynvml.nvmlDeviceGetHandleByIndex(index) for index in self._indices}
+        while not self._done.wait(self._every):
+            for index, handle in handles.items():
+                try:
+                    sample = _Sample(
+                        at=time.monotonic(),
+                        utilisation=pynvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100,
+                        power_watts=pynvml.nvmlDeviceGetPowerUsage(handle) / 1000,
+                        clock_mhz=float(pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM)),
+                        memory_bytes=int(pynvml.nvmlDeviceGetMemoryInfo(handle).used),
+                        throttled=bool(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle) & _THROTTLED),
+                    )
+                except pynvml.NVMLError:
+                    continue  # a reading that the driver refuses now and then (a reset, MIG) is a missing sample
+                self._samples[index].append(sample)
+
+
+def _text(name: str | bytes) -> str:
+    return name.decode() if isinstance(name, bytes) else name
