@@ -86,7 +86,9 @@ class Progress(Listener):
         changed = self._changed(trial.number)
         if trial.state is TrialState.MEASURED:
             text = Text(f"t{trial.number:03d} ", style="bold")
-            text.append(f"{words.number(trial.throughput):>9} tokens/s/GPU  {words.gain(self._against_baseline(trial)):>9}  ")
+            text.append(
+                f"{words.number(trial.throughput):>9} tokens/s/GPU  {words.gain(self._against_baseline(trial)):>9}  "
+            )
             text.append(f"{words.number(trial.step_seconds, 2):>7} s/step  ")
         else:
             text = Text(f"t{trial.number:03d} ", style="bold")
@@ -112,15 +114,25 @@ class Progress(Listener):
         left = self._time_left()
         if left is not None:
             head.append(f" · about {words.duration(left)} left")
-        best = max((t for t in self._trials if t.throughput is not None), key=lambda t: t.throughput or 0.0, default=None)
+        best = max(
+            (t for t in self._trials if t.throughput is not None), key=lambda t: t.throughput or 0.0, default=None
+        )
         if best is not None:
-            head.append(f" · best t{best.number:03d} {words.number(best.throughput)} tokens/s/GPU {words.gain(self._against_baseline(best))}")
+            head.append(
+                f" · best t{best.number:03d} {words.number(best.throughput)} tokens/s/GPU {words.gain(self._against_baseline(best))}"
+            )
         parts.append(head)
         if self._running is not None:
             number, origin, since = self._running
             seconds = words.duration(time.monotonic() - since)
             step = f", step {self._step.step}" if self._step else ""
-            parts.append(Text(f"t{number:03d} {self._stage}{step} · {seconds} · {origin} · {self._changed(number)}", overflow="ellipsis", no_wrap=True))
+            parts.append(
+                Text(
+                    f"t{number:03d} {self._stage}{step} · {seconds} · {origin} · {self._changed(number)}",
+                    overflow="ellipsis",
+                    no_wrap=True,
+                )
+            )
         if self._step is not None:
             parts.append(phase_bars(self._step.phases, self._step.seconds))
         return Group(*parts)
@@ -145,5 +157,10 @@ def phase_bars(phases: dict[str, float] | object, total: float) -> RenderableTyp
     for name, seconds in dict(phases).items():  # type: ignore[call-overload]
         if total <= 0 or seconds / total < 0.005:
             continue
-        table.add_row(name, Bar(total, 0, seconds, width=40, color=_COLOURS.get(name, "white")), f"{seconds:.2f} s", f"{seconds / total:.0%}")
+        table.add_row(
+            name,
+            Bar(total, 0, seconds, width=40, color=_COLOURS.get(name, "white")),
+            f"{seconds:.2f} s",
+            f"{seconds / total:.0%}",
+        )
     return table

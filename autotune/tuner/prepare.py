@@ -58,7 +58,10 @@ class Prepared:
     def tunable_keys(self) -> frozenset[str]:
         """Hydra keys that may differ between the user's configuration and an emitted one."""
         allowed = [knob for knob in self.knobs.values() if safety_in(knob, self.config) in self.request.allow]
-        return frozenset(key for knob in allowed for key in (knob.key, *knob.tied)) | {keys.SAMPLER_PATH, keys.SAMPLER_NAME}
+        return frozenset(key for knob in allowed for key in (knob.key, *knob.tied)) | {
+            keys.SAMPLER_PATH,
+            keys.SAMPLER_NAME,
+        }
 
     def changes(self, point: Point) -> dict[str, KnobValue]:
         """Hydra keys and values that turn the user's command into this Point, without the hook."""

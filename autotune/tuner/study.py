@@ -133,7 +133,9 @@ class StudyRun:
             launched = self._launch(proposal.point, TrialKind.SEARCH, proposal.origin, proposal)
             barren = 0 if launched.state is TrialState.MEASURED else barren + 1
             if barren >= GIVE_UP_AFTER:
-                self._listener.said(f"{barren} launches in a row delivered nothing; the search ends here. See their failures.")
+                self._listener.said(
+                    f"{barren} launches in a row delivered nothing; the search ends here. See their failures."
+                )
                 return
 
     def _confirm(self) -> tuple[Point | None, list[_Launched]]:
@@ -157,13 +159,22 @@ class StudyRun:
                 if self._stop.is_set():
                     return made
                 who = "the user's own command" if point == self._prepared.space.baseline else "the best Point"
-                made.append(self._launch(canonical(point, self._prepared.space.baseline), TrialKind.CONFIRM, f"{who} once more", None))
+                made.append(
+                    self._launch(
+                        canonical(point, self._prepared.space.baseline), TrialKind.CONFIRM, f"{who} once more", None
+                    )
+                )
         return made
 
     def _launch(self, point: Point, kind: TrialKind, origin: str, proposal: Proposal | None) -> _Launched:
         for attempt in range(1 + RETRIES):
             launched = self._attempt(point, kind, origin if attempt == 0 else f"{origin} (again)", proposal)
-            again = isinstance(launched.outcome, Failure) and launched.outcome.retryable and attempt < RETRIES and not self._stop.is_set()
+            again = (
+                isinstance(launched.outcome, Failure)
+                and launched.outcome.retryable
+                and attempt < RETRIES
+                and not self._stop.is_set()
+            )
             if not again:
                 break
         self._tell(proposal, launched)
@@ -207,13 +218,20 @@ class StudyRun:
 
     def _classify(self, point: Point, outcome: Measurement | Failure) -> tuple[TrialState, Measurement | Failure]:
         if isinstance(outcome, Failure):
-            infrastructure = outcome.retryable or outcome.failure_class in (FailureClass.UNKNOWN, FailureClass.INTERRUPTED)
+            infrastructure = outcome.retryable or outcome.failure_class in (
+                FailureClass.UNKNOWN,
+                FailureClass.INTERRUPTED,
+            )
             return (TrialState.FAILED if infrastructure else TrialState.INFEASIBLE), outcome
         wanted = {key: value for key, value in point.as_dict().items() if key in self._prepared.space}
         wrong = rejected_echo(wanted, outcome.echo)
         if wrong:
             return TrialState.INVALID, Failure(
-                FailureClass.CONFIG_ASSERTION, Phase.CONFIG, "The setting never took effect; the Point is not counted.", "; ".join(wrong), False
+                FailureClass.CONFIG_ASSERTION,
+                Phase.CONFIG,
+                "The setting never took effect; the Point is not counted.",
+                "; ".join(wrong),
+                False,
             )
         return TrialState.MEASURED, outcome
 
@@ -265,10 +283,18 @@ class StudyRun:
             others = [run for run in self._launched if run.point != own]
             nothing = bool(others) and not any(run.state is TrialState.MEASURED for run in others)
             decision = Decision.NOTHING_FITS if nothing else Decision.NO_MEANINGFUL_DIFFERENCE
-            reason = "no other Point could be measured" if nothing else "no Point was measured as faster than the user's own command"
+            reason = (
+                "no other Point could be measured"
+                if nothing
+                else "no Point was measured as faster than the user's own command"
+            )
             judged = Judgement(decision, None, None, None, None, None, reason)
         else:
-            judged = judge(self._samples(own), self._samples(winner, confirm=True), selected_on=self._samples(winner, confirm=False))
+            judged = judge(
+                self._samples(own),
+                self._samples(winner, confirm=True),
+                selected_on=self._samples(winner, confirm=False),
+            )
         return self._verdict_json(judged, winner)
 
     def _verdict_json(self, judged: Judgement, winner: Point | None) -> dict[str, Any]:
@@ -316,8 +342,16 @@ class StudyRun:
 
     def _failed_verdict(self) -> dict[str, Any]:
         failure = self._launched[-1].outcome
-        text = f"{failure.failure_class.value} in {failure.phase.value}: {failure.evidence}" if isinstance(failure, Failure) else ""
-        reason = "stopped before the user's own command was measured" if self.stopped else f"the user's own command failed. {text}"
+        text = (
+            f"{failure.failure_class.value} in {failure.phase.value}: {failure.evidence}"
+            if isinstance(failure, Failure)
+            else ""
+        )
+        reason = (
+            "stopped before the user's own command was measured"
+            if self.stopped
+            else f"the user's own command failed. {text}"
+        )
         judged = Judgement(Decision.BASELINE_FAILED, None, None, None, None, None, reason)
         return self._verdict_json(judged, None)
 

@@ -43,10 +43,16 @@ def seconds_by_phase(c, noise):
     phases = {
         "gen": gen,
         "old_log_prob": train(
-            rollout.log_prob_use_dynamic_bsz, rollout.log_prob_micro_batch_size_per_gpu or 1, rollout.log_prob_max_token_len_per_gpu, 0.05, 2e-5
+            rollout.log_prob_use_dynamic_bsz,
+            rollout.log_prob_micro_batch_size_per_gpu or 1,
+            rollout.log_prob_max_token_len_per_gpu,
+            0.05,
+            2e-5,
         ),
         "adv": 0.05,
-        "update_actor": train(dynamic, actor.ppo_micro_batch_size_per_gpu or 1, actor.ppo_max_token_len_per_gpu, 0.15, 6e-5),
+        "update_actor": train(
+            dynamic, actor.ppo_micro_batch_size_per_gpu or 1, actor.ppo_max_token_len_per_gpu, 0.15, 6e-5
+        ),
         "update_weights": 0.3,
     }
     return {name: value * noise for name, value in phases.items()}
@@ -60,10 +66,16 @@ def out_of_memory(c):
     def held(dynamic, micro, budget, per_token):
         return (budget if dynamic else (micro or 1) * length) * per_token
 
-    if 20 + held(actor.use_dynamic_bsz, actor.ppo_micro_batch_size_per_gpu, actor.ppo_max_token_len_per_gpu, 1.5e-3) > MEMORY_GB:
+    if (
+        20 + held(actor.use_dynamic_bsz, actor.ppo_micro_batch_size_per_gpu, actor.ppo_max_token_len_per_gpu, 1.5e-3)
+        > MEMORY_GB
+    ):
         return "update_actor"
     log_prob = held(
-        rollout.log_prob_use_dynamic_bsz, rollout.log_prob_micro_batch_size_per_gpu, rollout.log_prob_max_token_len_per_gpu, 5e-4
+        rollout.log_prob_use_dynamic_bsz,
+        rollout.log_prob_micro_batch_size_per_gpu,
+        rollout.log_prob_max_token_len_per_gpu,
+        5e-4,
     )
     return "compute_log_prob" if 20 + log_prob > MEMORY_GB else None
 
@@ -101,18 +113,25 @@ def hang():
 
 @hydra.main(config_path="config", config_name="ppo_trainer", version_base=None)
 def main(c):
-    rollout, actor, data = c.actor_rollout_ref.rollout, c.actor_rollout_ref.actor, c.data
+    rollout, data = c.actor_rollout_ref.rollout, c.data
     gpus = c.trainer.n_gpus_per_node * c.trainer.nnodes
     if os.environ.get("FAKE_VERL_CHILD"):
         code = "import signal,time;signal.signal(signal.SIGTERM,signal.SIG_IGN);open(f'/dev/shm/psm_fake_{__import__(\"os\").getpid()}','w').write('x');time.sleep(600)"
         subprocess.Popen([sys.executable, "-c", code], start_new_session=True)
     crash = os.environ.get("FAKE_VERL_CRASH")
     if crash and any(crash in argument for argument in sys.argv):
-        die("Traceback (most recent call last):\nray.exceptions.ActorDiedError: The actor died unexpectedly before finishing this task.")
+        die(
+            "Traceback (most recent call last):\nray.exceptions.ActorDiedError: The actor died unexpectedly before finishing this task."
+        )
     if rollout.gpu_memory_utilization < 0.05:
-        die("Traceback (most recent call last):\nValueError: No available memory for the cache blocks. Try increasing `gpu_memory_utilization` when initializing the engine.")
+        die(
+            "Traceback (most recent call last):\nValueError: No available memory for the cache blocks. Try increasing `gpu_memory_utilization` when initializing the engine."
+        )
     if os.environ.get("FAKE_VERL_HANG") == "start":
-        print("Traceback (most recent call last):\nAttributeError: 'Parameter' object has no attribute 'weight_loader'", flush=True)
+        print(
+            "Traceback (most recent call last):\nAttributeError: 'Parameter' object has no attribute 'weight_loader'",
+            flush=True,
+        )
         hang()
     phase = out_of_memory(c)
     if phase:
