@@ -1,0 +1,356 @@
+"""Why a verl run did not deliver, read from its log by the rules of `failure_rules`.
+
+The first cause wins over its echoes on other ranks and over whatever dies with it. A line counts only when nothing shows that the run went on:
+a later training step or verl's closing line makes it one of the many frightening lines of a healthy run.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from autotune.redaction import redact
+from autotune.values import Failure, FailureClass, Phase
+from autotune.verl.console import split_prefix
+from autotune.verl.failure_rules import PHASE_FRAMES, RULES, Rule, Weight
+
+EndedBy: TypeAlias = Literal["watchdog", "time_limit", "signal", "user"]
+"""How the one who started the run ended it; None: it ended by itself."""
+
+_EVIDENCE = 500
+_MAX_MESSAGE = 4000
+_EXCEPTION = re.compile(r"(?P<type>(?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*(?:Error|Exception|Interrupt|Exit))(?::\s|\Z)")
+_RAY_TASK = re.compile(r"ray\.exceptions\.RayTaskError\((?P<type>\w+)\): (?P<task>ray::\S+)")
+_STEP = re.compile(r"step:(?P<step>\d+) - .*?(?:timing_s/|timing/|perf/|val[-/])")
+_TOTAL = re.compile(r"Total training steps: (?P<total>\d+)")
+_NEW_RUN = re.compile(r"(?:Started a local Ray instance|TaskRunner hostname:|Connecting to existing Ray cluster)")
+_WORKER = re.compile(r"\bpid[:=] ?(?P<pid>\d+)")
+_DRIVER = ("", "TaskRunner", "TaskRunnerV1", "main_task", "MainTaskRunner", "actor")
+_KEYWORDS = (
+    "rror", "RROR", "xception", "illed", "ut of memory", "SIG", "signal", "CANCELLED", "nterrupt", "step:", 'File "', "ray::",
+    "Final validation", "Total training steps", "Ray instance", "TaskRunner hostname", "Ray cluster", "Watchdog", "space left", "NCCL",
+    "nccl", "Terminated", "CUresult", "is dead", "oom", "OOM", "TIMEOUT", "imed out", "imeout", "override", "struct", "cuda graph",
+    "mory", "server", "cheduler", "pid:", "died", "dead", "LIMIT", "reempt", "walltime", "Traceback", "termin", "efused", "Connection",
+    "viable", "mismatched", "input", "EQUAL", "Could not", "placement", "resource", "Session", "egfault", "stopped", "satisf",
+)  # fmt: skip
+"""Every line that matters to a rule holds one of these: the cheap first look at a gigabyte of text."""
+_INTERESTING = re.compile("|".join(map(re.escape, _KEYWORDS)))
+
+
+@dataclass(frozen=True, slots=True)
+class _Sighting:
+    """A line that a rule matched."""
+
+    rule: Rule | None
+    """None: an exception that no rule knows."""
+    position: int
+    phase: Phase | None
+    evidence: str
+    groups: Mapping[str, str]
+
+    @property
+    def weight(self) -> Weight:
+        return Weight.UNKNOWN if self.rule is None else self.rule.weight
+
+    @property
+    def failure_class(self) -> FailureClass:
+        return FailureClass.UNKNOWN if self.rule is None else self.rule.failure_class
+
+
+class Diagnosis:
+    """Reads a log line by line and keeps what may be the cause of its end; memory does not grow with the log."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+        """Step lines seen."""
+        self.finished = False
+        """Whether verl printed its closing line, or its last step."""
+        self._total: int | None = None
+        self._position = 0
+        self._phase: Phase | None = None
+        self._sightings: dict[str, _Sighting] = {}
+        self._last = ""
+        self._worker: str | None = None
+        self._in_traceback = False
+
+    def feed(self, line: str) -> None:
+        """Takes the next line of the log; a progress bar's carriage returns separate lines too."""
+        self._position += 1
+        if not _INTERESTING.search(line):
+            if line and not line.isspace():
+                self._last = line[-2000:]
+            return
+        for part in line.split("\r") if "\r" in line else (line,):
+            if part and not part.isspace():
+                self._last = part[-2000:]
+                self._take(part if len(part) <= _MAX_MESSAGE else part[:_MAX_MESSAGE])
+
+    def feed_step(self, step: int) -> None:
+        """A training step was completed: the run survived everything that stood before it."""
+        self.steps += 1
+        self._forget()
+        self.finished = self._total is not None and step >= self._total
+
+    def result(
+        self, *, exit_code: int | None = None, steps_seen: int = 0, ended_by: EndedBy | None = None
+    ) -> Failure | None:
+        """The failure, or None: finished well, or unfinished with nothing to explain."""
+        chosen = self._chosen()
+        well = exit_code == 0 or (exit_code is None and ended_by is None and self.finished)
+        if well and (self.steps or steps_seen or self.finished):
+            return None
+        if ended_by is not None:
+            if chosen is not None and chosen.weight is Weight.STOPPED:
+                chosen = None  # the signal was the one that the caller tells of
+            known = Weight.CAUSE if ended_by in ("user", "signal") else Weight.SUSPECT
+            if chosen is None or chosen.weight < known:
+                return self._ended(ended_by, chosen, self.steps or steps_seen)
+        if chosen is not None:
+            if ended_by == "watchdog" and chosen.failure_class is FailureClass.UNKNOWN:
+                return self._hang(chosen)
+            return self._failure(chosen)
+        if exit_code is None or exit_code == 0:
+            return None
+        return self._exited(exit_code)
+
+    # -- reading ---------------------------------------------------------------------------------------------------------
+
+    def _take(self, line: str) -> None:
+        who, message = split_prefix(line)
+        if not message:
+            return
+        if (step := _STEP.match(message)) is not None:
+            self.feed_step(int(step["step"]))
+            return
+        if (total := _TOTAL.match(message)) is not None:
+            self._total = int(total["total"])
+            return
+        if "Final validation metrics" in message[:60]:
+            self._forget()
+            self.finished = True
+            return
+        if _NEW_RUN.match(message):
+            self._forget()
+            self.finished = False
+            return
+        self._hint(message)
+        for rule in RULES:
+            if (found := rule.pattern.match(message)) is not None:
+                self._see(rule, message, found.groupdict())
+                return
+        if "pid" in message and (worker := _WORKER.search(message)) is not None and "actor_died" in self._sightings:
+            self._worker = self._worker or worker["pid"]
+        if message.startswith("Traceback (most recent call last)"):
+            self._in_traceback = True
+        elif (self._in_traceback or who.split(".")[0] in _DRIVER) and _EXCEPTION.match(message):
+            self._in_traceback = False
+            if who in _DRIVER:
+                self._see(None, message, {})
+
+    def _hint(self, message: str) -> None:
+        """Takes the phase from a frame or a Ray task name. The deepest frame counts, but the reference model's log-probs go through the
+        same functions as the actor's."""
+        if "in " not in message and "ray::" not in message and "self." not in message and "start" not in message:
+            return
+        for pattern, phase in PHASE_FRAMES:
+            if pattern.search(message):
+                if phase is Phase.OLD_LOG_PROB and self._phase is Phase.REF:
+                    return
+                if phase is Phase.GEN and self._phase is Phase.INIT_ROLLOUT and self.steps == 0:
+                    return
+                self._phase = phase
+                return
+
+    def _see(self, rule: Rule | None, message: str, groups: Mapping[str, str | None]) -> None:
+        name = (
+            "unknown"
+            if rule is None
+            else rule.failure_class.value + ("" if rule.failure_class is not FailureClass.UNKNOWN else rule.name)
+        )
+        phase = self._phase
+        if rule is not None and rule.phase is not None:
+            phase = phase if phase in rule.by_phase else rule.phase
+        new = _Sighting(
+            rule, self._position, phase, message[: _EVIDENCE * 2], {k: v for k, v in groups.items() if v is not None}
+        )
+        old = self._sightings.get(name)
+        if rule is not None and rule.name == "actor_died":
+            self._sightings.setdefault("actor_died", new)
+        if old is None:
+            self._sightings[name] = new
+            return
+        better = (
+            rule is not None
+            and old.rule is not None
+            and (rule.weight, rule.detail) > (old.rule.weight, old.rule.detail)
+        )
+        said = new if better else old
+        self._sightings[name] = _Sighting(
+            said.rule, old.position, _known(old.phase) or _known(new.phase) or old.phase, said.evidence, said.groups
+        )
+
+    def _forget(self) -> None:
+        self._sightings.clear()
+        self._phase = None
+        self._worker = None
+        self._in_traceback = False
+
+    # -- judging ---------------------------------------------------------------------------------------------------------
+
+    def _chosen(self) -> _Sighting | None:
+        seen = sorted(self._sightings.values(), key=lambda sighting: sighting.position)
+        for weight in (Weight.CAUSE,):
+            if (first := next((s for s in seen if s.weight is weight), None)) is not None:
+                return first
+        stopped = next((s for s in seen if s.weight is Weight.STOPPED), None)
+        suspect = next((s for s in seen if s.weight is Weight.SUSPECT), None)
+        echo = next((s for s in seen if s.weight is Weight.ECHO), None)
+        unknown = next((s for s in seen if s.weight is Weight.UNKNOWN), None)
+        if stopped is not None:
+            by_scheduler = stopped.rule is not None and stopped.rule.detail >= 2
+            earlier = [
+                s
+                for s in (suspect, *(() if by_scheduler else (echo, unknown)))
+                if s is not None and s.position < stopped.position
+            ]
+            return earlier[0] if earlier else stopped
+        if suspect is not None:
+            return suspect
+        if echo is not None and unknown is not None and unknown.position < echo.position:
+            return unknown
+        return echo or unknown
+
+    def _failure(self, sighting: _Sighting) -> Failure:
+        rule = sighting.rule
+        if rule is None:
+            return Failure(
+                FailureClass.UNKNOWN,
+                _known(sighting.phase) or Phase.UNKNOWN,
+                _UNKNOWN,
+                _evidence(sighting.evidence),
+                False,
+            )
+        phase = sighting.phase or Phase.UNKNOWN
+        words = _Words(sighting.groups, self._worker)
+        return Failure(
+            failure_class=rule.failure_class,
+            phase=phase,
+            remedy=rule.by_phase.get(phase, rule.remedy).format_map(words),
+            evidence=_evidence(sighting.evidence),
+            retryable=rule.retryable and not _asked_for_too_much(sighting),
+        )
+
+    def _ended(self, ended_by: EndedBy, chosen: _Sighting | None, steps: int) -> Failure:
+        if ended_by == "watchdog" or (ended_by == "time_limit" and not steps and chosen is None):
+            return self._hang(chosen)
+        if ended_by == "time_limit":
+            remedy = "The run reached its time limit. That is no property of the settings: give it more time, or measure fewer steps."
+        else:
+            remedy = "The run was stopped. That is no property of the settings: run it again."
+        return Failure(
+            FailureClass.INTERRUPTED,
+            Phase.UNKNOWN,
+            remedy,
+            _evidence(chosen.evidence if chosen else self._last_line()),
+            True,
+        )
+
+    def _hang(self, chosen: _Sighting | None) -> Failure:
+        phase = (_known(chosen.phase) if chosen is not None else None) or Phase.UNKNOWN
+        remedy = _HANG
+        if chosen is not None and chosen.rule is not None:
+            remedy = chosen.rule.remedy.format_map(_Words(chosen.groups, self._worker))
+        return Failure(
+            FailureClass.HANG_NO_PROGRESS,
+            phase,
+            remedy,
+            _evidence(chosen.evidence if chosen else self._last_line()),
+            False,
+        )
+
+    def _exited(self, exit_code: int) -> Failure:
+        signal = -exit_code if exit_code < 0 else exit_code - 128
+        last = _evidence(self._last_line())
+        if signal in (2, 15):
+            return Failure(
+                FailureClass.INTERRUPTED, Phase.UNKNOWN, "The run was stopped from outside: run it again.", last, True
+            )
+        if signal == 9:
+            return Failure(FailureClass.UNKNOWN, Phase.UNKNOWN, _KILLED, last, False)
+        return Failure(
+            FailureClass.UNKNOWN,
+            Phase.UNKNOWN,
+            f"The command ended with exit status {exit_code} and its log names no error that is known here. {_LOOK}",
+            last,
+            False,
+        )
+
+    def _last_line(self) -> str:
+        return split_prefix(self._last.rstrip("\r\n").rpartition("\r")[2])[1]
+
+
+_LOOK = "Read the end of its log, and the worker logs in /tmp/ray/session_latest/logs."
+_UNKNOWN = f"No known failure: the quoted exception ended the run. {_LOOK}"
+_KILLED = "A process was killed with SIGKILL and the log does not say by whom. Check dmesg for the kernel's OOM killer and host memory during the run."
+_HANG = (
+    "No step finished in time and no error was printed. A first step may just be slow: allow more time, then take stacks (py-spy dump) of"
+    " TaskRunner and WorkerDict before ending it; check that Ray has 3 CPUs for each GPU."
+)
+
+
+class _Words(dict[str, str]):
+    """What the templates of remedies may quote."""
+
+    def __init__(self, groups: Mapping[str, str], worker: str | None) -> None:
+        super().__init__(groups)
+        self["worker"] = f" (worker-*-{worker}.err)" if worker else ""
+        self["operation_name"] = f" {groups['operation']}" if "operation" in groups else ""
+        if groups.get("size", "").isdigit() and len(groups["size"]) < 9:
+            size = int(groups["size"])
+            self["divisors"] = ", ".join(str(n) for n in range(1, min(size, 4096) + 1) if size % n == 0)
+
+    def __missing__(self, name: str) -> str:
+        return "?"
+
+
+def _asked_for_too_much(sighting: _Sighting) -> bool:
+    """A nearly empty GPU was not occupied by anybody: the share that was asked for is simply too large for it."""
+    try:
+        free, total = float(sighting.groups["free"]), float(sighting.groups["total"])
+    except (KeyError, ValueError):
+        return False
+    return total > 0 and free / total >= 0.85
+
+
+def _known(phase: Phase | None) -> Phase | None:
+    return None if phase is Phase.UNKNOWN else phase
+
+
+def _evidence(message: str) -> str:
+    text = redact(" ".join(message.split()))
+    return text if len(text) <= _EVIDENCE else text[: _EVIDENCE - 1] + "…"
+
+
+def diagnose(
+    lines: Iterable[str], *, exit_code: int | None = None, steps_seen: int = 0, ended_by: EndedBy | None = None
+) -> Failure | None:
+    """The failure that a log tells of, or None.
+
+    `exit_code` is that of the command (None: not known), `steps_seen` the steps that other sources, such as the metrics file, have seen,
+    `ended_by` how the run was ended from outside. From text alone a run without an error is unfinished, not hung.
+    """
+    diagnosis = Diagnosis()
+    for line in lines:
+        diagnosis.feed(line)
+    return diagnosis.result(exit_code=exit_code, steps_seen=steps_seen, ended_by=ended_by)
+
+
+def diagnose_file(
+    path: str | os.PathLike[str], *, exit_code: int | None = None, steps_seen: int = 0, ended_by: EndedBy | None = None
+) -> Failure | None:
+    """`diagnose` of a file of any size. Raises OSError where it cannot be read."""
+    with open(path, encoding="utf-8", errors="replace", newline="\n") as file:
+        return diagnose(file, exit_code=exit_code, steps_seen=steps_seen, ended_by=ended_by)
