@@ -1,0 +1,465 @@
+"""Opening, writing and reading the database."""
+
+from __future__ import annotations
+
+import difflib
+import math
+import os
+import sqlite3
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import optuna
+from alembic import command as alembic
+from alembic.config import Config
+from alembic.script import ScriptDirectory
+from alembic.util import CommandError
+from sqlalchemy import Engine, case, create_engine, delete, event, func, inspect, select, text
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import ArgumentError, DatabaseError, OperationalError
+from sqlalchemy.orm import Session
+from sqlalchemy.pool import NullPool
+
+from autotune.store.records import TRANSITIONS, StudyRecord, TrialRecord, WrongTransition
+from autotune.store.tables import StepRow, StudyRow, TrialRow
+from autotune.values import BadInput, Failure, KnobValue, Measurement, Point, StepRecord, TrialKind, TrialState
+
+VERSION_TABLE = "autotune_alembic_version"
+BUSY_SECONDS = 60.0
+_MIGRATIONS = Path(__file__).resolve().parent / "migrations"
+_NETWORK_FILESYSTEMS = ("nfs", "nfs4", "cifs", "smb3", "lustre", "fuse.sshfs", "9p.nfs")
+
+
+class Store:
+    """One database with our tables and Optuna's. Every call is one short transaction; reading never blocks the writer."""
+
+    def __init__(self, url: str, engine: Engine) -> None:
+        self.url = url
+        self._engine = engine
+
+    @classmethod
+    def open(cls, url: str) -> Store:
+        """Opens a database, making it and its tables where they are missing.
+
+        Args:
+            url: `sqlite:///path` or `postgresql+psycopg://user@host/database`.
+
+        Raises:
+            BadInput: not a URL, not writable, no database, on a network disk (SQLite), or of a later autotune.
+        """
+        try:
+            parsed = make_url(url)
+        except ArgumentError as error:
+            raise BadInput(f"--storage {url!r} is no database URL; try sqlite:///trials.db") from error
+        shown = parsed.render_as_string(hide_password=True)
+        if parsed.get_backend_name() == "sqlite":
+            _check_file(parsed.database, shown)
+        elif parsed.get_backend_name() != "postgresql":
+            raise BadInput(f"--storage {shown}: autotune stores in SQLite or PostgreSQL")
+        try:
+            engine = _engine(url)
+            with engine.begin() as connection:
+                config = Config()
+                config.set_main_option("script_location", str(_MIGRATIONS).replace("%", "%%"))
+                config.attributes["connection"] = connection
+                _refuse_later_schema(config, engine, shown)
+                alembic.upgrade(config, "head")
+        except ModuleNotFoundError as error:
+            raise BadInput(
+                f"--storage {shown}: the driver {error.name} is not installed; pip install 'verl-autotune[postgres]'"
+            ) from error
+        except (DatabaseError, OperationalError, sqlite3.DatabaseError) as error:
+            reason = str(getattr(error, "orig", error)).strip().splitlines()[0]
+            raise BadInput(
+                f"--storage {shown} cannot be opened: {reason}; name another database with --storage"
+            ) from error
+        return cls(url, engine)
+
+    def close(self) -> None:
+        """Gives back the connections."""
+        self._engine.dispose()
+
+    def optuna_storage(self) -> optuna.storages.RDBStorage:
+        """Optuna's storage in the same database."""
+        arguments: dict[str, Any] = {"poolclass": NullPool}
+        if self.url.startswith("sqlite"):
+            arguments["connect_args"] = {"timeout": BUSY_SECONDS}
+        return optuna.storages.RDBStorage(self.url, engine_kwargs=arguments)
+
+    def create_study(
+        self,
+        *,
+        name: str,
+        workload: str,
+        workload_fingerprint: str,
+        script_path: str,
+        script_text: str,
+        launch: Mapping[str, Any],
+        config: Mapping[str, Any],
+        space: Mapping[str, Any],
+        settings: Mapping[str, Any],
+        environment: Mapping[str, Any],
+        n_gpus: int,
+        simulated: bool,
+    ) -> int:
+        """Stores a new, running study; returns its id.
+
+        Raises:
+            BadInput: there is a study of that name.
+        """
+        now = _now()
+        with Session(self._engine) as session, session.begin():
+            if session.scalar(select(StudyRow.id).where(StudyRow.name == name)) is not None:
+                raise BadInput(
+                    f"there is a study named {name!r} in {self.url} already; choose another name with --study"
+                )
+            row = StudyRow(
+                name=name,
+                created_at=now,
+                updated_at=now,
+                state="running",
+                workload=workload,
+                workload_fingerprint=workload_fingerprint,
+                script_path=script_path,
+                script_text=script_text,
+                n_gpus=n_gpus,
+                simulated=simulated,
+                launch=_json(launch),
+                config=_json(config),
+                space=_json(space),
+                settings=_json(settings),
+                environment=_json(environment),
+                verdict=None,
+            )
+            session.add(row)
+            session.flush()
+            return row.id
+
+    def studies(self) -> list[StudyRecord]:
+        """All studies, oldest first."""
+        count = select(func.count()).where(TrialRow.study_id == StudyRow.id).correlate(StudyRow).scalar_subquery()
+        with Session(self._engine) as session:
+            rows = session.execute(select(StudyRow, count).order_by(StudyRow.created_at, StudyRow.id)).all()
+            return [_study_record(row, trials) for row, trials in rows]
+
+    def study(self, name: str) -> StudyRecord:
+        """The study of that name.
+
+        Raises:
+            BadInput: there is none; the message names near ones.
+        """
+        studies = self.studies()
+        for study in studies:
+            if study.name == name:
+                return study
+        near = difflib.get_close_matches(name, [study.name for study in studies], n=3, cutoff=0.4)
+        hint = f"did you mean {' or '.join(near)}?" if near else "autotune studies lists them"
+        raise BadInput(f"no study named {name!r} in {self.url}; {hint}")
+
+    def latest_study(self) -> StudyRecord | None:
+        """The newest study, or None."""
+        studies = self.studies()
+        return studies[-1] if studies else None
+
+    def set_study_state(self, study_id: int, state: str) -> None:
+        """`running`, `finished`, `stopped` or `failed`."""
+        self._update_study(study_id, state=state)
+
+    def set_verdict(self, study_id: int, verdict: Mapping[str, Any]) -> None:
+        """What the study says."""
+        self._update_study(study_id, verdict=_json(verdict))
+
+    def add_trial(
+        self,
+        study_id: int,
+        *,
+        kind: TrialKind,
+        point: Point,
+        overrides: Sequence[str],
+        origin: str,
+        optuna_number: int | None,
+        simulated: bool,
+    ) -> int:
+        """Stores a queued trial; returns its number in the study, from 0."""
+        with Session(self._engine) as session, session.begin():
+            last = session.scalar(select(func.max(TrialRow.number)).where(TrialRow.study_id == study_id))
+            number = 0 if last is None else last + 1
+            session.add(
+                TrialRow(
+                    study_id=study_id,
+                    number=number,
+                    optuna_number=optuna_number,
+                    kind=kind.value,
+                    state=TrialState.QUEUED.value,
+                    point=point.as_dict(),
+                    overrides=list(overrides),
+                    origin=origin,
+                    simulated=simulated,
+                    phases={},
+                    echo={},
+                    gpus=[],
+                )
+            )
+            return number
+
+    def start_trial(self, study_id: int, number: int, *, run_dir: str) -> None:
+        """The launch begins."""
+        with Session(self._engine) as session, session.begin():
+            row = _trial_row(session, study_id, number)
+            _move(row, TrialState.RUNNING)
+            row.started_at = _now()
+            row.run_dir = run_dir
+
+    def add_step(self, study_id: int, number: int, step: StepRecord) -> None:
+        """A step of a running trial was finished."""
+        with Session(self._engine) as session, session.begin():
+            row = _trial_row(session, study_id, number)
+            session.execute(delete(StepRow).where(StepRow.trial_id == row.id, StepRow.step == step.step))
+            session.add(_step_row(row.id, step))
+
+    def finish_trial(
+        self, study_id: int, number: int, state: TrialState, *, measurement: Measurement | None, failure: Failure | None
+    ) -> TrialRecord:
+        """The launch ended; a measurement's own steps take the place of those seen live.
+
+        Raises:
+            WrongTransition: the trial has ended before.
+        """
+        with Session(self._engine) as session, session.begin():
+            row = _trial_row(session, study_id, number)
+            _move(row, state)
+            row.ended_at = _now()
+            row.failure = failure.to_json() if failure is not None else None
+            if measurement is not None:
+                row.source = measurement.source.value
+                row.work = measurement.work
+                row.engine = measurement.engine
+                row.simulated = row.simulated or measurement.simulated
+                row.startup_seconds = _finite(measurement.startup_seconds)
+                row.wall_seconds = _finite(measurement.wall_seconds)
+                row.world_size = measurement.world_size
+                row.throughput = _finite(measurement.throughput)
+                row.mfu = _finite(measurement.mfu)
+                row.step_seconds = _finite(measurement.step_seconds)
+                row.memory_gb = _finite(measurement.memory_gb)
+                row.phases = _json(measurement.phase_seconds)
+                row.echo = _json(measurement.echo)
+                row.gpus = [_json(asdict(gpu)) for gpu in measurement.gpus]
+                session.execute(delete(StepRow).where(StepRow.trial_id == row.id))
+                session.add_all([_step_row(row.id, step) for step in measurement.steps])
+            session.flush()
+            return self._records(session, study_id, number)[0]
+
+    def trials(self, study_id: int) -> list[TrialRecord]:
+        """The trials of a study by number."""
+        with Session(self._engine) as session:
+            return self._records(session, study_id)
+
+    def steps(self, study_id: int, number: int) -> list[StepRecord]:
+        """The steps of a trial in order."""
+        with Session(self._engine) as session:
+            row = _trial_row(session, study_id, number)
+            steps = session.scalars(select(StepRow).where(StepRow.trial_id == row.id).order_by(StepRow.step))
+            return [
+                StepRecord(s.step, s.seconds, s.tokens, dict(s.phases), s.mfu, s.memory_gb, s.settling, dict(s.metrics))
+                for s in steps
+            ]
+
+    def _update_study(self, study_id: int, **values: Any) -> None:
+        with Session(self._engine) as session, session.begin():
+            row = session.get_one(StudyRow, study_id)
+            for name, value in values.items():
+                setattr(row, name, value)
+            row.updated_at = _now()
+
+    @staticmethod
+    def _records(session: Session, study_id: int, number: int | None = None) -> list[TrialRecord]:
+        settling = func.coalesce(func.sum(case((StepRow.settling, 1), else_=0)), 0)
+        query = (
+            select(TrialRow, settling, func.count(StepRow.id))
+            .outerjoin(StepRow, StepRow.trial_id == TrialRow.id)
+            .where(TrialRow.study_id == study_id)
+            .group_by(TrialRow.id)
+            .order_by(TrialRow.number)
+        )
+        if number is not None:
+            query = query.where(TrialRow.number == number)
+        return [_trial_record(row, int(settled), int(steps)) for row, settled, steps in session.execute(query)]
+
+
+def _engine(url: str) -> Engine:
+    if not url.startswith("sqlite"):
+        return create_engine(url, poolclass=NullPool)
+    engine = create_engine(url, poolclass=NullPool, connect_args={"timeout": BUSY_SECONDS})
+
+    @event.listens_for(engine, "connect")
+    def prepare(connection: sqlite3.Connection, _: object) -> None:
+        connection.execute("PRAGMA journal_mode=WAL")
+        connection.execute("PRAGMA foreign_keys=ON")
+
+    return engine
+
+
+def _check_file(database: str | None, shown: str) -> None:
+    if not database or database == ":memory:":
+        raise BadInput(f"--storage {shown}: a study needs a file, such as sqlite:///trials.db")
+    path = Path(database)
+    folder = path.resolve().parent
+    if not folder.is_dir():
+        raise BadInput(f"--storage {shown}: the folder {folder} does not exist")
+    if path.is_dir():
+        raise BadInput(f"--storage {shown}: {path} is a folder")
+    if not os.access(path if path.exists() else folder, os.W_OK) or not os.access(folder, os.W_OK):
+        raise BadInput(f"--storage {shown}: {path} cannot be written; name another database with --storage")
+    kind = _filesystem(folder)
+    if kind in _NETWORK_FILESYSTEMS:
+        raise BadInput(
+            f"--storage {shown}: {folder} is on {kind}, where SQLite's locks do not hold and databases break; "
+            "use a local disk or PostgreSQL (--storage postgresql+psycopg://…)"
+        )
+    if path.exists() and path.stat().st_size > 0:
+        with path.open("rb") as source:
+            if source.read(16) != b"SQLite format 3\x00":
+                raise BadInput(f"--storage {shown}: {path} is no SQLite database")
+
+
+def _filesystem(folder: Path) -> str:
+    """Type of the filesystem that holds a folder, by /proc/mounts; empty where that cannot be read."""
+    try:
+        mounts = Path("/proc/mounts").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return ""
+    best = ("", "")
+    for line in mounts:
+        parts = line.split()
+        if len(parts) > 2:
+            place = parts[1].replace("\\040", " ")
+            if (folder == Path(place) or Path(place) in folder.parents) and len(place) >= len(best[0]):
+                best = (place, parts[2])
+    return best[1]
+
+
+def _refuse_later_schema(config: Config, engine: Engine, shown: str) -> None:
+    connection = config.attributes["connection"]
+    if not inspect(connection).has_table(VERSION_TABLE):
+        return
+    stored = connection.execute(text(f"SELECT version_num FROM {VERSION_TABLE}")).scalar()
+    try:
+        known = stored is None or ScriptDirectory.from_config(config).get_revision(stored) is not None
+    except CommandError:
+        known = False
+    if not known:
+        raise BadInput(
+            f"--storage {shown} was written by a later autotune (schema {stored}); upgrade autotune, or name another database"
+        )
+
+
+def _trial_row(session: Session, study_id: int, number: int) -> TrialRow:
+    return session.scalars(select(TrialRow).where(TrialRow.study_id == study_id, TrialRow.number == number)).one()
+
+
+def _move(row: TrialRow, state: TrialState) -> None:
+    now = TrialState(row.state)
+    if state not in TRANSITIONS[now]:
+        raise WrongTransition(f"trial {row.number} is {now.value} and cannot become {state.value}")
+    row.state = state.value
+
+
+def _step_row(trial_id: int, step: StepRecord) -> StepRow:
+    return StepRow(
+        trial_id=trial_id,
+        step=step.step,
+        settling=step.settling,
+        seconds=step.seconds,
+        tokens=step.tokens,
+        mfu=_finite(step.mfu),
+        memory_gb=_finite(step.memory_gb),
+        phases=_json(step.phases),
+        metrics=_json(step.metrics),
+    )
+
+
+def _study_record(row: StudyRow, trials: int) -> StudyRecord:
+    return StudyRecord(
+        id=row.id,
+        name=row.name,
+        created_at=_utc(row.created_at),
+        updated_at=_utc(row.updated_at),
+        state=row.state,
+        workload=row.workload,
+        workload_fingerprint=row.workload_fingerprint,
+        script_path=row.script_path,
+        script_text=row.script_text,
+        n_gpus=row.n_gpus,
+        simulated=row.simulated,
+        launch=row.launch,
+        config=row.config,
+        space=row.space,
+        settings=row.settings,
+        environment=row.environment,
+        verdict=row.verdict,
+        trials=trials,
+    )
+
+
+def _trial_record(row: TrialRow, settling: int, steps: int) -> TrialRecord:
+    return TrialRecord(
+        number=row.number,
+        optuna_number=row.optuna_number,
+        kind=TrialKind(row.kind),
+        state=TrialState(row.state),
+        point=Point.of(_knob_values(row.point)),
+        overrides=tuple(row.overrides),
+        origin=row.origin,
+        source=row.source,
+        work=row.work,
+        engine=row.engine,
+        session=row.session,
+        simulated=row.simulated,
+        started_at=_utc(row.started_at) if row.started_at else None,
+        ended_at=_utc(row.ended_at) if row.ended_at else None,
+        startup_seconds=row.startup_seconds,
+        wall_seconds=row.wall_seconds,
+        world_size=row.world_size,
+        throughput=row.throughput,
+        mfu=row.mfu,
+        step_seconds=row.step_seconds,
+        memory_gb=row.memory_gb,
+        phases=row.phases,
+        echo=row.echo,
+        gpus=tuple(row.gpus),
+        failure=row.failure,
+        run_dir=row.run_dir,
+        settling_steps=settling,
+        counted_steps=steps - settling,
+    )
+
+
+def _knob_values(values: Mapping[str, Any]) -> dict[str, KnobValue]:
+    return dict(values)
+
+
+def _json(value: Any) -> Any:
+    """The value with every NaN and infinity as null: JSON has none, and PostgreSQL refuses them."""
+    if isinstance(value, float):
+        return _finite(value)
+    if isinstance(value, Mapping):
+        return {str(key): _json(inner) for key, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_json(inner) for inner in value]
+    return value
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
+
+
+def _now() -> datetime:
+    return datetime.now(timezone.utc)
+
+
+def _utc(moment: datetime) -> datetime:
+    return moment.replace(tzinfo=timezone.utc) if moment.tzinfo is None else moment.astimezone(timezone.utc)
