@@ -11,9 +11,9 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from autotune.cli import words
 from autotune.measure.runner import Event, StageSeen, StepSeen
 from autotune.store.records import TrialRecord
+from autotune.tuner import wording as words
 from autotune.tuner.listener import Listener
 from autotune.tuner.prepare import Prepared
 from autotune.values import Point, StepRecord, TrialKind, TrialState

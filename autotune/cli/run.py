@@ -15,11 +15,12 @@ from rich.markup import escape
 from rich.table import Table
 
 from autotune.cli import console as terminal
-from autotune.cli import words
+from autotune.cli.pairs import pairs
 from autotune.cli.progress import Progress
 from autotune.cli.storage import DEFAULT_STORAGE
 from autotune.launch import Launch, capture_environment
 from autotune.measure.runner import Limits, StepPlan
+from autotune.tuner import wording as words
 from autotune.tuner.demo import DEMO_SPACE, demo_request
 from autotune.tuner.execute import Outputs, execute
 from autotune.tuner.prepare import Prepared, launch_environment, open_composer, prepare, read_script
@@ -87,7 +88,7 @@ def run(
 ) -> None:
     """Finds the fastest settings for a verl training command and writes a command that is ready to run."""
     try:
-        overrides, variables = _pairs(set_, "--set"), _pairs(env, "--env")
+        overrides, variables = pairs(set_, "--set"), pairs(env, "--env")
         if demo:
             if script is not None:
                 raise BadInput("--demo brings its own script; leave SCRIPT away, or leave --demo away")
@@ -274,16 +275,6 @@ def _script(script: Path | None) -> Path:
 
 def _name_of(script: Path) -> str:
     return re.sub(r"[^A-Za-z0-9_.-]+", "-", script.stem) or "study"
-
-
-def _pairs(given: list[str] | None, option: str) -> dict[str, str]:
-    pairs = {}
-    for item in given or []:
-        key, equals, value = item.partition("=")
-        if not equals or not key:
-            raise BadInput(f"{option} {item!r}: expected NAME=VALUE")
-        pairs[key] = value
-    return pairs
 
 
 def _allowed(allow: list[Safety]) -> list[Safety]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from autotune.store.records import StudyRecord
 from autotune.store.store import Store
 from autotune.values import BadInput
 
@@ -23,3 +24,17 @@ def open_existing(url: str) -> Store:
                 f"no study was run here yet: {path} does not exist. Start one with autotune run, or name another --storage"
             )
     return Store.open(url)
+
+
+def chosen_study(store: Store, name: str | None) -> StudyRecord:
+    """The study of that name, or the newest one.
+
+    Raises:
+        BadInput: there is none.
+    """
+    if name is not None:
+        return store.study(name)
+    newest = store.latest_study()
+    if newest is None:
+        raise BadInput("the database holds no study yet; start one with autotune run")
+    return newest

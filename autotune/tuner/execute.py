@@ -22,7 +22,7 @@ from autotune.redaction import redact
 from autotune.store.json_shapes import show_json
 from autotune.store.store import Store
 from autotune.tuner.listener import Listener
-from autotune.tuner.outcome import write_outputs
+from autotune.tuner.outcome import replace_file, write_outputs
 from autotune.tuner.prepare import Prepared
 from autotune.tuner.proposals import Proposer, make_sampler
 from autotune.tuner.study import HOOK_FILE, StudyRun
@@ -154,16 +154,18 @@ class StudyJob:
             verdict = self._run.execute()
         finally:
             self._runner.close()
-        record = self._store.study(request.study)
         trials = self._store.trials(self._study_id)
         best = next((t.point for t in trials if t.number == verdict["best_number"]), None)
         emitted = best if best is not None and verdict["decision"] in EMITTED else self._prepared.space.baseline
         out = request.out.resolve()
         changes = emitted_changes(self._prepared, emitted, out)
+        points = {**emitted.as_dict(), **changes}
+        self._store.set_verdict(self._study_id, {**verdict, "emitted": {"overrides": points, "changed": list(changes)}})
+        record = self._store.study(request.study)
         script = write_back(self._prepared.launch, changes, new_keys=self._prepared.new_keys(changes))
         if self._prepared.hook(emitted, out / HOOK_FILE):
-            _write(out / HOOK_FILE, _HOOK_SOURCE.read_text(encoding="utf-8"), mode=0o644)
-        _write(out / "best.sh", script, mode=0o600)
+            replace_file(out / HOOK_FILE, _HOOK_SOURCE.read_text(encoding="utf-8"))
+        replace_file(out / "best.sh", script, mode=0o600)
         files = write_outputs(self._store, record, trials, out, changes=changes)
         return Outputs(
             study=request.study,
@@ -221,13 +223,3 @@ def _settings(prepared: Prepared) -> dict[str, Any]:
         "baseline": prepared.space.baseline.as_dict(),
         "user_keys": sorted(prepared.user_keys),
     }
-
-
-def _write(path: Path, text: str, *, mode: int) -> None:
-    """Writes a file whole or not at all."""
-    temporary = path.with_name(f".{path.name}.new")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
-    with os.fdopen(descriptor, "w", encoding="utf-8", newline="") as sink:
-        sink.write(text)
-    os.chmod(temporary, mode)
-    os.replace(temporary, path)
