@@ -1,0 +1,313 @@
+"""`autotune run`: tune one training command."""
+
+from __future__ import annotations
+
+import re
+import signal
+import sys
+from datetime import datetime, timezone
+from pathlib import Path
+from types import FrameType
+from typing import Annotated, Any
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from autotune.cli import console as terminal
+from autotune.cli import words
+from autotune.cli.progress import Progress
+from autotune.cli.storage import DEFAULT_STORAGE
+from autotune.launch import Launch, capture_environment
+from autotune.measure.runner import Limits, StepPlan
+from autotune.tuner.demo import DEMO_SPACE, demo_request
+from autotune.tuner.execute import Outputs, execute
+from autotune.tuner.prepare import Prepared, launch_environment, open_composer, prepare, read_script
+from autotune.tuner.request import Objective, RunRequest, SamplerName
+from autotune.values import AutotuneError, BadInput
+from autotune.verl.knobs import Safety
+
+
+def run(
+    script: Annotated[
+        Path | None, typer.Argument(help="A bash script (or YAML of overrides) that launches verl.", show_default=False)
+    ] = None,
+    demo: Annotated[
+        bool, typer.Option("--demo", help="Tune real verl on the CPU with a tiny model; no GPU, no script.")
+    ] = False,
+    gpus: Annotated[
+        int | None,
+        typer.Option(help="GPUs the job trains on; must agree with the script.", show_default="the script's"),
+    ] = None,
+    space: Annotated[
+        str | None, typer.Option(help="Search space: a shipped name or a YAML file.", show_default="grpo_fsdp_vllm")
+    ] = None,
+    trials: Annotated[
+        int | None, typer.Option(min=1, help="Points to measure, the user's own included.", show_default="30")
+    ] = None,
+    confirmations: Annotated[
+        int | None,
+        typer.Option(min=0, help="Launches of the user's command and of the best Point at the end.", show_default="2"),
+    ] = None,
+    time_budget: Annotated[
+        str | None, typer.Option(help="Time for everything, such as 90m or 6h.", show_default="none")
+    ] = None,
+    objective: Annotated[Objective, typer.Option(help="What makes a Point better.")] = Objective.THROUGHPUT,
+    sampler: Annotated[SamplerName, typer.Option(help="What proposes Points after the first ones.")] = SamplerName.TPE,
+    allow: Annotated[
+        list[Safety] | None, typer.Option(help="Also tune knobs of this class (numeric).", show_default="neutral only")
+    ] = None,
+    no_hooks: Annotated[bool, typer.Option("--no-hooks", help="Do not try the fast generation poll.")] = False,
+    storage: Annotated[str, typer.Option(help="Database URL of the study.")] = DEFAULT_STORAGE,
+    study: Annotated[str | None, typer.Option(help="Name of the study.", show_default="script and time")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Folder for best.sh, the report and the logs.", show_default="autotune-out/STUDY"),
+    ] = None,
+    python: Annotated[
+        str | None, typer.Option(help="Interpreter that has verl.", show_default="the script's own")
+    ] = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A Hydra override on top of the script's.")
+    ] = None,
+    env: Annotated[
+        list[str] | None, typer.Option("--env", metavar="K=V", help="A variable for the script and for verl.")
+    ] = None,
+    setup: Annotated[str | None, typer.Option(help="Command run once in bash; what it exports reaches verl.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the sampler.")] = 0,
+    steps: Annotated[
+        int | None, typer.Option(min=2, help="Counted steps per launch at least.", show_default="2")
+    ] = None,
+    startup_timeout: Annotated[float, typer.Option(min=10, help="Seconds until the first step must be done.")] = 1800.0,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before --setup runs.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Check everything, show what would run, launch and write nothing.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")] = False,
+) -> None:
+    """Finds the fastest settings for a verl training command and writes a command that is ready to run."""
+    try:
+        overrides, variables = _pairs(set_, "--set"), _pairs(env, "--env")
+        if demo:
+            if script is not None:
+                raise BadInput("--demo brings its own script; leave SCRIPT away, or leave --demo away")
+        else:
+            script = _script(script)
+        name = (
+            study
+            or f"{'demo' if demo or script is None else _name_of(script)}-{datetime.now(timezone.utc):%Y%m%d-%H%M%S}"
+        )
+        folder = out or Path("autotune-out") / name
+        request = RunRequest(
+            script=script or folder / "demo" / "demo.sh",
+            out=folder,
+            storage=storage,
+            study=name,
+            space=space or (DEMO_SPACE if demo else "grpo_fsdp_vllm"),
+            gpus=gpus,
+            python=python or (sys.executable if demo else None),
+            trials=trials or 30,
+            confirmations=2 if confirmations is None else confirmations,
+            time_budget=None if time_budget is None else _seconds(time_budget),
+            objective=objective,
+            sampler=sampler,
+            allow=tuple(dict.fromkeys((Safety.NEUTRAL, *_allowed(allow or [])))),
+            hooks=not no_hooks,
+            seed=seed,
+            set_overrides=overrides,
+            env=variables,
+            setup_env=_setup(setup, variables, yes=yes, dry_run=dry_run),
+            plan=StepPlan(at_least=steps or 2, at_most=max(5, steps or 2)),
+            limits=Limits(startup=startup_timeout),
+        )
+        if demo:
+            request = demo_request(request, trials=trials, confirmations=confirmations, steps=steps, dry_run=dry_run)
+        status = _run(request, setup, dry_run=dry_run, as_json=as_json)
+    except BadInput as error:
+        terminal.refuse(str(error), as_json=as_json)
+    except AutotuneError as error:
+        terminal.refuse(str(error), status=terminal.RUN_FAILED, as_json=as_json, code="RUN_FAILED")
+    raise typer.Exit(status)
+
+
+def _run(request: RunRequest, setup: str | None, *, dry_run: bool, as_json: bool) -> int:
+    launch = read_script(request)
+    env = launch_environment(request, launch)
+    composer, python = open_composer(request, launch, env)
+    with composer:
+        prepared = prepare(request, composer, launch, python, env)
+        if not as_json:
+            _explain(prepared, launch, setup, details=dry_run)
+        if dry_run:
+            if as_json:
+                terminal.print_json(dry_run_json(prepared))
+            return terminal.OK
+        shown = terminal.err if as_json else terminal.out
+        with Progress(shown) as progress:
+            presses = 0
+
+            def interrupted(signum: int, frame: FrameType | None) -> None:
+                nonlocal presses
+                presses += 1
+                now = presses > 1 or signum == signal.SIGTERM
+                progress.said(
+                    "stopping now and cleaning up" if now else "stopping after this step; press again to stop at once"
+                )
+                job.stop(now=now)
+
+            job = execute(prepared, composer, progress)
+            previous = {sig: signal.signal(sig, interrupted) for sig in (signal.SIGINT, signal.SIGTERM)}
+            try:
+                outputs = job.run()
+            finally:
+                for sig, handler in previous.items():
+                    signal.signal(sig, handler)
+        if as_json:
+            terminal.print_json(outputs.shown)
+        else:
+            _conclude(outputs)
+        return _status(outputs)
+
+
+def _status(outputs: Outputs) -> int:
+    if outputs.stopped:
+        return terminal.INTERRUPTED
+    return terminal.RUN_FAILED if outputs.verdict["decision"] == "baseline_failed" else terminal.OK
+
+
+def _explain(prepared: Prepared, launch: Launch, setup: str | None, *, details: bool) -> None:
+    console = terminal.out
+    request, space = prepared.request, prepared.space
+    versions = ", ".join(f"{name} {version}" for name, version in prepared.stack.versions().items())
+    console.print(f"[bold]{escape(str(request.script))}[/]: {escape(prepared.job.label)}")
+    console.print(f"interpreter {escape(prepared.python)} ({escape(versions)})", style="dim")
+    skipped = launch.not_executed
+    if skipped:
+        console.print(f"{len(skipped)} lines of the script are not executed (autotune launches verl itself):")
+        for line, text in skipped if details else skipped[:6]:
+            console.print(f"  line {line}: {escape(text)}", style="dim", overflow="ellipsis", no_wrap=True)
+        if not details and len(skipped) > 6:
+            console.print(f"  … and {len(skipped) - 6} more (--dry-run lists all)", style="dim")
+    if setup:
+        console.print(f"set-up command: {escape(setup)}")
+    if not details:
+        return
+    for warning in prepared.warnings:
+        console.print(f"[yellow]note[/] {escape(warning)}")
+    table = Table(
+        "knob",
+        "yours",
+        "tried",
+        title=f"search space {request.space}: {space.size:,} combinations",
+        title_justify="left",
+    )
+    own = space.baseline.as_dict()
+    for dimension in space.dimensions:
+        table.add_row(dimension.key, str(own[dimension.key]), " ".join(str(choice) for choice in dimension.choices))
+    console.print(table)
+    for key, reason in space.fixed:
+        console.print(f"  left as it is: {escape(key)} ({escape(reason)})", style="dim")
+    console.print("First launches: the user's own command, then")
+    for first in prepared.first:
+        console.print(f"  {escape(words.changes(first.point.changes_from(space.baseline)))}  ({escape(first.reason)})")
+    console.print("Nothing was launched and nothing was written (--dry-run).")
+
+
+def dry_run_json(prepared: Prepared) -> dict[str, Any]:
+    """What `--dry-run --json` prints."""
+    space = prepared.space
+    return {
+        "script": str(prepared.request.script),
+        "workload": prepared.job.label,
+        "fingerprint": prepared.job.fingerprint,
+        "python": prepared.python,
+        "versions": prepared.stack.versions(),
+        "warnings": list(prepared.warnings),
+        "not_executed": [{"line": line, "text": text} for line, text in prepared.launch.not_executed],
+        "space": {dimension.key: list(dimension.choices) for dimension in space.dimensions},
+        "fixed": dict(space.fixed),
+        "baseline": space.baseline.as_dict(),
+        "first": [{"point": first.point.as_dict(), "reason": first.reason} for first in prepared.first],
+        "trials": prepared.request.trials,
+        "confirmations": prepared.request.confirmations,
+    }
+
+
+def _conclude(outputs: Outputs) -> None:
+    console = terminal.out
+    console.print()
+    console.print(f"[bold]{escape(words.verdict(outputs.verdict))}[/]")
+    hook = outputs.verdict.get("hook_gain")
+    if hook is not None:
+        console.print(f"Of that, the fast generation poll alone: {words.gain(hook)} (one launch).")
+    for line in outputs.changed:
+        console.print(f"  {escape(line)}")
+    if outputs.verdict.get("best_range"):
+        low, high = outputs.verdict["best_range"]
+        console.print(
+            f"One more launch of the best setting is expected at {words.number(low)} to {words.number(high)} tokens/s/GPU "
+            f"(measured: {words.number(outputs.verdict['best_throughput'])})."
+        )
+    for path in outputs.files:
+        console.print(f"  {escape(str(path))}", style="dim", soft_wrap=True)
+    if outputs.stopped:
+        console.print(f"Stopped on request; what was measured is kept: autotune show {escape(outputs.study)}")
+
+
+def _script(script: Path | None) -> Path:
+    if script is not None:
+        return script
+    for candidate in (Path("autotune.yaml"),):
+        if candidate.is_file():
+            return candidate
+    scripts = sorted(Path().glob("*.sh"))
+    launches = [path for path in scripts if "verl" in path.read_text(encoding="utf-8", errors="replace")]
+    if len(launches) == 1:
+        return launches[0]
+    found = ", ".join(str(path) for path in launches)
+    raise BadInput(
+        f"several scripts here launch verl ({found}); name one"
+        if launches
+        else "no script was named and none here launches verl; try: autotune run train.sh, or autotune run --demo"
+    )
+
+
+def _name_of(script: Path) -> str:
+    return re.sub(r"[^A-Za-z0-9_.-]+", "-", script.stem) or "study"
+
+
+def _pairs(given: list[str] | None, option: str) -> dict[str, str]:
+    pairs = {}
+    for item in given or []:
+        key, equals, value = item.partition("=")
+        if not equals or not key:
+            raise BadInput(f"{option} {item!r}: expected NAME=VALUE")
+        pairs[key] = value
+    return pairs
+
+
+def _allowed(allow: list[Safety]) -> list[Safety]:
+    if Safety.SEMANTIC in allow:
+        raise BadInput(
+            "--allow semantic: autotune never changes what the model learns; neutral and numeric are the classes it tunes"
+        )
+    return allow
+
+
+def _seconds(text: str) -> float:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(s|m|min|h|d)?", text.strip())
+    if match is None:
+        raise BadInput(f"--time-budget {text!r}: expected a number with s, m, h or d, such as 90m or 6h")
+    return float(match[1]) * {"s": 1, None: 1, "m": 60, "min": 60, "h": 3600, "d": 86400}[match[2]]
+
+
+def _setup(command: str | None, env: dict[str, str], *, yes: bool, dry_run: bool) -> dict[str, str]:
+    if command is None or dry_run:
+        return {}
+    if not yes:
+        if not sys.stdin.isatty():
+            raise BadInput("--setup runs a command in bash; confirm it with --yes where nobody can be asked")
+        terminal.err.print(f"--setup runs once in bash: {escape(command)}")
+        if not typer.confirm("Run it?", err=True):
+            raise BadInput("--setup was not confirmed; nothing was run")
+    return capture_environment(command, timeout_s=600.0, env=env)

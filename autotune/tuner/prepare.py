@@ -1,0 +1,226 @@
+"""From a request to a study that can start: everything that can be wrong is found here, before anything is written."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from packaging.version import Version
+
+from autotune.launch import Launch, format_override, read_launch
+from autotune.measure.gpu import gpu_names
+from autotune.search.first_points import FirstPoint, first_points
+from autotune.search.space import Space
+from autotune.search.space_file import build_space, find_space, first_values, load_space_file
+from autotune.tuner.request import RunRequest
+from autotune.values import BadInput, KnobValue, Point, Refusal
+from autotune.verl import keys
+from autotune.verl.compose import Composer, Stack
+from autotune.verl.knobs import Knob, catalogue, release_of, safety_in
+from autotune.verl.rules import refusals, warnings
+from autotune.verl.settings import changed_keys, configuration, hook_overrides, replicas
+from autotune.verl.workload import Workload, workload_of
+
+OLDEST_VERL = Version("0.7.1")
+SPACES = (Path(__file__).resolve().parents[1] / "search_spaces", Path(__file__).resolve().parents[2] / "search_spaces")
+"""Where the shipped spaces are: inside the wheel, or at the top of a checkout."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A study that can start."""
+
+    request: RunRequest
+    launch: Launch
+    python: str
+    env: Mapping[str, str]
+    """Whole environment of a launch, without what a runner adds."""
+    stack: Stack
+    config: Mapping[str, Any]
+    job: Workload
+    knobs: Mapping[str, Knob]
+    space: Space
+    first: tuple[FirstPoint, ...]
+    warnings: tuple[str, ...]
+    gpus: tuple[int, ...]
+
+    @property
+    def user_keys(self) -> frozenset[str]:
+        """Keys that the user's command sets."""
+        return frozenset(override.key for override in self.launch.overrides)
+
+    @property
+    def tunable_keys(self) -> frozenset[str]:
+        """Hydra keys that may differ between the user's configuration and an emitted one."""
+        allowed = [knob for knob in self.knobs.values() if safety_in(knob, self.config) in self.request.allow]
+        return frozenset(key for knob in allowed for key in (knob.key, *knob.tied)) | {
+            keys.SAMPLER_PATH,
+            keys.SAMPLER_NAME,
+        }
+
+    def changes(self, point: Point) -> dict[str, KnobValue]:
+        """Hydra keys and values that turn the user's command into this Point, without the hook."""
+        return changed_keys(point, self.space.baseline, self.knobs, user_keys=self.user_keys)
+
+    def hook(self, point: Point, hook_file: Path) -> dict[str, KnobValue]:
+        """The overrides of the hook where the Point uses it."""
+        values = point.as_dict()
+        return hook_overrides(str(hook_file)) if values.get(keys.FAST_POLL) is True else {}
+
+    def overrides(self, point: Point, hook_file: Path) -> tuple[str, ...]:
+        """Hydra arguments that follow the user's own."""
+        changes = {**self.changes(point), **self.hook(point, hook_file)}
+        return tuple(
+            format_override(key, value, "add" if key in self.new_keys(changes) else "set")
+            for key, value in changes.items()
+        )
+
+    def new_keys(self, changes: Mapping[str, KnobValue]) -> frozenset[str]:
+        """Those of the keys that verl's schema does not have, so that Hydra wants a `+`."""
+        return frozenset(key for key in changes if key not in self.config)
+
+    def refusals(self, point: Point) -> list[Refusal]:
+        """Why arithmetic refuses this Point; empty: nothing speaks against it."""
+        flat = configuration(self.config, self.changes(point), self.knobs, user_keys=self.user_keys)
+        return refusals(flat, self.job)
+
+
+def prepare(request: RunRequest, composer: Composer, launch: Launch, python: str, env: Mapping[str, str]) -> Prepared:
+    """Checks a request from end to end without launching or writing anything.
+
+    Raises:
+        BadInput: with one clear sentence for whatever is wrong first.
+    """
+    space_file = load_space_file(find_space(request.space, SPACES))
+    _check_stack(composer.stack, python)
+    config = composer.compose(launch.hydra_flags, _override_arguments(launch))
+    if isinstance(config, Refusal):
+        raise BadInput(f"{launch.path}: Hydra refuses the command's own overrides: {config.message}")
+    job = workload_of(config)
+    gpus = _check_gpus(request, job, env)
+    own = refusals(config, job)
+    if own:
+        raise BadInput(f"{launch.path} cannot run as it is: {own[0].message}")
+    checked = composer.compose(launch.hydra_flags, _override_arguments(launch), validate=True)
+    if isinstance(checked, Refusal):
+        raise BadInput(f"{launch.path}: verl's own validation refuses the command: {checked.message}")
+    knobs = catalogue(composer.stack.verl)
+    space = build_space(space_file, knobs, config, job, allow=request.allow, hooks=request.hooks)
+    first = first_points(space, job, engines=replicas(config, job), asked=first_values(space_file, space))
+    return Prepared(
+        request=request,
+        launch=launch,
+        python=python,
+        env=env,
+        stack=composer.stack,
+        config=config,
+        job=job,
+        knobs=knobs,
+        space=space,
+        first=tuple(first),
+        warnings=tuple(warnings(config, job, cpus=os.cpu_count())),
+        gpus=gpus,
+    )
+
+
+def read_script(request: RunRequest) -> Launch:
+    """The user's launch, with nothing left that only a shell could know.
+
+    Raises:
+        BadInput: unreadable, no verl launch, one that autotune does not tune, or values that only a shell can know.
+    """
+    launch = read_launch(
+        request.script, env={**os.environ, **request.setup_env, **request.env}, set_overrides=request.set_overrides
+    )
+    if not launch.supported:
+        raise BadInput(
+            f"{request.script} launches {launch.entrypoint}, which autotune does not tune; it tunes verl.trainer.main_ppo"
+        )
+    if launch.unresolved:
+        first = launch.unresolved[0]
+        raise BadInput(
+            f"{request.script}: only a shell can know {first}. Give the value with --env NAME=VALUE or --set key=value; "
+            f"autotune executes nothing of the script"
+        )
+    return launch
+
+
+def launch_environment(request: RunRequest, launch: Launch) -> dict[str, str]:
+    """The environment that the script would give verl: this process', what --setup exported, the script's, then --env."""
+    return {**os.environ, **request.setup_env, **launch.env, **request.env}
+
+
+def open_composer(request: RunRequest, launch: Launch, env: Mapping[str, str]) -> tuple[Composer, str]:
+    """A composer in the interpreter that the launch would use: --python, the script's own on PATH, or autotune's own.
+
+    Raises:
+        BadInput: none of them has verl.
+    """
+    tried = []
+    for python in _interpreters(request, launch, env):
+        composer = Composer(python, env=env, cwd=launch.cwd)
+        if composer.stack.verl is not None or request.python is not None:
+            return composer, python
+        composer.close()
+        tried.append(f"{python} (Python {composer.stack.python})")
+    raise BadInput(
+        f"verl is not installed for {' nor for '.join(tried) or launch.launcher}; name the right interpreter with --python"
+    )
+
+
+def _interpreters(request: RunRequest, launch: Launch, env: Mapping[str, str]) -> list[str]:
+    if request.python is not None:
+        found = shutil.which(request.python, path=env.get("PATH"))
+        if found is None:
+            raise BadInput(f"--python {request.python}: no such program")
+        return [found]
+    own = shutil.which(launch.launcher, path=env.get("PATH"))
+    return list(dict.fromkeys([path for path in (own, sys.executable) if path]))
+
+
+def _check_stack(stack: Stack, python: str) -> None:
+    version = Version(stack.python)
+    if not Version("3.10") <= version < Version("3.13"):
+        raise BadInput(
+            f"{python} is Python {stack.python}; verl and autotune run on 3.10, 3.11 and 3.12. Give another one with --python"
+        )
+    if stack.verl is None:
+        raise BadInput(f"{python} has no verl; install it there, or name the interpreter that has it with --python")
+    if release_of(stack.verl) < OLDEST_VERL:
+        raise BadInput(f"{python} has verl {stack.verl}; autotune tunes {OLDEST_VERL} and later")
+
+
+def _check_gpus(request: RunRequest, job: Workload, env: Mapping[str, str]) -> tuple[int, ...]:
+    if request.gpus is not None and request.gpus != job.world_size:
+        raise BadInput(
+            f"--gpus {request.gpus}, but {request.script} trains on {job.world_size} "
+            f"(trainer.nnodes={job.nodes} × trainer.n_gpus_per_node={job.gpus_per_node}); autotune never changes the world size. "
+            f"Set it with --set trainer.n_gpus_per_node={request.gpus} if that is what you want to tune"
+        )
+    if job.nodes > 1:
+        raise BadInput(f"{request.script} trains on {job.nodes} nodes; this version measures on one host only")
+    if job.on_cpu:
+        return ()
+    visible = _visible(len(gpu_names()), env)
+    if len(visible) < job.gpus_per_node:
+        raise BadInput(
+            f"{request.script} trains on {job.gpus_per_node} GPUs; this host shows {len(visible)}. "
+            "Check nvidia-smi and CUDA_VISIBLE_DEVICES, or change trainer.n_gpus_per_node"
+        )
+    return visible[: job.gpus_per_node]
+
+
+def _visible(count: int, env: Mapping[str, str]) -> tuple[int, ...]:
+    named = env.get("CUDA_VISIBLE_DEVICES")
+    if named is None:
+        return tuple(range(count))
+    return tuple(int(part) for part in named.split(",") if part.strip().isdigit() and int(part) < count)
+
+
+def _override_arguments(launch: Launch) -> Sequence[str]:
+    return [argument for argument in launch.arguments() if not argument.startswith("--")]

@@ -1,0 +1,124 @@
+"""Optuna by ask and tell: the first Points, then a sampler, over integer rungs of a flat space."""
+
+from __future__ import annotations
+
+import warnings as python_warnings
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import optuna
+from optuna.distributions import BaseDistribution, IntDistribution
+from optuna.exceptions import ExperimentalWarning
+from optuna.trial import TrialState as OptunaState
+
+from autotune.search.first_points import FirstPoint
+from autotune.search.space import Space
+from autotune.tuner.request import SamplerName
+from autotune.values import Point, Refusal
+from autotune.verl.settings import canonical
+
+CONSTRAINT = "launch"
+"""The one constraint of every trial: above 0 where verl could not run the Point. GP wants the same keys on each trial."""
+_TRIES = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """A Point to measure next, and the Optuna trial that will be told."""
+
+    point: Point
+    origin: str
+    trial: optuna.trial.Trial
+
+
+class Proposer:
+    """Proposes Points that are new and that arithmetic does not refuse, and tells Optuna how they did.
+
+    A Point that was measured already, or differs from one only in knobs that are asleep, is not measured again: the
+    Optuna trial ends as FAIL, from which no sampler learns. One that arithmetic refuses is told as infeasible, at no cost.
+    """
+
+    def __init__(
+        self, study: optuna.Study, space: Space, first: Sequence[FirstPoint], refuse: Callable[[Point], list[Refusal]]
+    ) -> None:
+        self._study = study
+        self._space = space
+        self._first = deque(first)
+        self._refuse = refuse
+        self._seen: set[Point] = set()
+        self._worst: float | None = None
+        self.refused: list[tuple[Point, Refusal]] = []
+        """Points that arithmetic refused, with the first reason."""
+        self._distributions: dict[str, BaseDistribution] = {
+            dimension.key: IntDistribution(0, len(dimension.choices) - 1) for dimension in space.dimensions
+        }
+
+    def baseline(self) -> Proposal:
+        """The user's own command, trial 0."""
+        return self._fixed(self._space.baseline, "the user's own command")
+
+    def next(self) -> Proposal | None:
+        """The next Point, or None when no new one was found."""
+        while self._first:
+            wanted = self._first.popleft()
+            proposal = self._fixed(wanted.point, wanted.reason)
+            if self._acceptable(proposal):
+                return proposal
+        for _ in range(_TRIES):
+            trial = self._study.ask(self._distributions)
+            point = canonical(self._space.point(trial.params), self._space.baseline)
+            proposal = Proposal(point, self._study.sampler.__class__.__name__.removesuffix("Sampler").lower(), trial)
+            if self._acceptable(proposal):
+                return proposal
+        return None
+
+    def measured(self, proposal: Proposal, value: float) -> None:
+        """The Point was measured; larger values are better."""
+        self._worst = value if self._worst is None else min(self._worst, value)
+        proposal.trial.set_constraint(CONSTRAINT, -1.0)
+        self._study.tell(proposal.trial, value)
+
+    def infeasible(self, proposal: Proposal) -> None:
+        """verl cannot run the Point: told as a violated constraint with the worst value seen, never as FAIL."""
+        proposal.trial.set_constraint(CONSTRAINT, 1.0)
+        self._study.tell(proposal.trial, self._worst if self._worst is not None else 0.0)
+
+    def lost(self, proposal: Proposal) -> None:
+        """Nothing was learnt about the Point (the host's fault, or the user's stop)."""
+        proposal.trial.set_constraint(CONSTRAINT, 0.0)
+        self._study.tell(proposal.trial, state=OptunaState.FAIL)
+
+    def _fixed(self, point: Point, origin: str) -> Proposal:
+        self._study.enqueue_trial(self._space.rungs(point))
+        trial = self._study.ask(self._distributions)
+        return Proposal(canonical(point, self._space.baseline), origin, trial)
+
+    def _acceptable(self, proposal: Proposal) -> bool:
+        if proposal.point in self._seen:
+            self.lost(proposal)
+            return False
+        self._seen.add(proposal.point)
+        reasons = self._refuse(proposal.point)
+        if reasons:
+            self.refused.append((proposal.point, reasons[0]))
+            self.infeasible(proposal)
+            return False
+        return True
+
+    def take(self, proposal: Proposal) -> Proposal:
+        """Marks a Point as measured that was not proposed by `next` (the baseline)."""
+        self._seen.add(proposal.point)
+        return proposal
+
+
+def make_sampler(name: SamplerName, *, seed: int, trials: int) -> optuna.samplers.BaseSampler:
+    """The sampler of that name; the first Points count among its start-up trials."""
+    startup = max(3, min(10, trials // 3))
+    if name is SamplerName.RANDOM:
+        return optuna.samplers.RandomSampler(seed=seed)
+    if name is SamplerName.GP:
+        return optuna.samplers.GPSampler(seed=seed, n_startup_trials=startup)
+    with python_warnings.catch_warnings():
+        python_warnings.simplefilter("ignore", ExperimentalWarning)
+        return optuna.samplers.TPESampler(seed=seed, multivariate=True, constant_liar=True, n_startup_trials=startup)

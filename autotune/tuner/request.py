@@ -1,0 +1,61 @@
+"""What a user asks for with `autotune run`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+
+from autotune.measure.runner import Limits, StepPlan
+from autotune.verl.knobs import Safety
+
+
+class Objective(str, Enum):
+    """What makes a Point better. On equal work all of them rank alike."""
+
+    THROUGHPUT = "throughput"
+    """Tokens/s/GPU of whole steps."""
+    ACTOR_MFU = "actor-mfu"
+    """`perf/mfu/actor`: model FLOPs utilisation of the actor update alone, blind to generation."""
+
+
+class SamplerName(str, Enum):
+    """Which sampler proposes Points once the first ones are measured."""
+
+    TPE = "tpe"
+    GP = "gp"
+    RANDOM = "random"
+
+
+@dataclass(frozen=True, slots=True)
+class RunRequest:
+    """Everything that decides a study, as the command line says it."""
+
+    script: Path
+    out: Path
+    storage: str
+    study: str
+    space: str = "grpo_fsdp_vllm"
+    gpus: int | None = None
+    """GPUs per the user; None: as many as the script trains on."""
+    python: str | None = None
+    trials: int = 30
+    """Points measured by the search, the user's own included."""
+    confirmations: int = 2
+    """Times that the user's command and the best Point are launched once more at the end."""
+    time_budget: float | None = None
+    """Seconds for everything."""
+    objective: Objective = Objective.THROUGHPUT
+    sampler: SamplerName = SamplerName.TPE
+    allow: tuple[Safety, ...] = (Safety.NEUTRAL,)
+    hooks: bool = True
+    seed: int = 0
+    set_overrides: Mapping[str, str] = field(default_factory=dict)
+    env: Mapping[str, str] = field(default_factory=dict)
+    setup_env: Mapping[str, str] = field(default_factory=dict)
+    """What the user's `--setup` command exported."""
+    plan: StepPlan = field(default_factory=StepPlan)
+    limits: Limits = field(default_factory=Limits)
+    simulated: bool = False
+    """True where the interpreter runs a double of verl; every figure is then labelled."""

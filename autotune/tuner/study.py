@@ -1,0 +1,377 @@
+"""One study from its first launch to its verdict."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from autotune.measure.runner import Event, Order, Runner, StepSeen
+from autotune.search.verdict import Judgement, LaunchSample, judge
+from autotune.store.records import TrialRecord
+from autotune.store.store import Store
+from autotune.tuner.listener import Listener
+from autotune.tuner.prepare import Prepared
+from autotune.tuner.proposals import Proposal, Proposer
+from autotune.tuner.request import Objective
+from autotune.values import (
+    Decision,
+    Failure,
+    FailureClass,
+    Measurement,
+    Phase,
+    Point,
+    Refusal,
+    TrialKind,
+    TrialState,
+)
+from autotune.verl import keys
+from autotune.verl.settings import canonical, rejected_echo
+
+HOOK_FILE = "autotune_hooks.py"
+RETRIES = 1
+"""How often a Point is launched again after a failure that is not its own."""
+GIVE_UP_AFTER = 6
+"""Search launches in a row that delivered nothing; more would only burn the night (auto-tuning-vllm issue 117)."""
+FINALISTS = 3
+"""How many Points in order of their result are tried as winner when the first cannot be measured again."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Launched:
+    number: int
+    point: Point
+    outcome: Measurement | Failure
+    state: TrialState
+
+
+class StudyRun:
+    """Runs a prepared study: baseline, search, confirmation, verdict. Writes everything to the store as it happens."""
+
+    def __init__(
+        self,
+        prepared: Prepared,
+        store: Store,
+        study_id: int,
+        proposer: Proposer,
+        runner: Runner,
+        *,
+        hook_source: Path,
+        compose: Callable[[Point], Mapping[str, Any] | Refusal],
+        now: Callable[[], float],
+        listener: Listener | None = None,
+    ) -> None:
+        """
+        Args:
+            compose: a Point's flat configuration as Hydra composes it and verl validates it in the user's interpreter, or
+                why they refuse it.
+            now: a clock that only moves forward, seconds.
+        """
+        self._prepared = prepared
+        self._request = prepared.request
+        self._store = store
+        self._study_id = study_id
+        self._proposer = proposer
+        self._runner = runner
+        self._compose = compose
+        self._now = now
+        self._listener = listener or Listener()
+        self._stop = threading.Event()
+        self._begin = now()
+        self._launched: list[_Launched] = []
+        self._launch_seconds: list[float] = []
+        self._runs = self._request.out / "runs"
+        self._runs.mkdir(parents=True, exist_ok=True)
+        self._hook_file = (self._runs / HOOK_FILE).resolve()
+        shutil.copyfile(hook_source, self._hook_file)
+
+    def stop(self, *, now: bool) -> None:
+        """Ends the study: after the step that is running, or at once. `execute` still stores a verdict."""
+        self._stop.set()
+        self._runner.stop(now=now)
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the user ended it."""
+        return self._stop.is_set()
+
+    def execute(self) -> Mapping[str, Any]:
+        """Runs to the end of its budget; returns the verdict as it is stored."""
+        baseline = self._baseline()
+        if baseline is None:
+            return self._close("stopped" if self.stopped else "failed", self._failed_verdict())
+        self._search()
+        winner, confirmed = self._confirm()
+        verdict = self._verdict(winner, confirmed)
+        return self._close("stopped" if self.stopped else "finished", verdict)
+
+    def _baseline(self) -> _Launched | None:
+        proposal = self._proposer.take(self._proposer.baseline())
+        launched = self._launch(proposal.point, TrialKind.BASELINE, proposal.origin, proposal)
+        return launched if launched.state is TrialState.MEASURED else None
+
+    def _search(self) -> None:
+        barren = 0
+        while not self._stop.is_set() and self._searched() < self._request.trials:
+            if not self._time_for_another():
+                self._listener.said("The time budget is spent but for the confirmation; the search ends here.")
+                return
+            proposal = self._proposer.next()
+            if proposal is None:
+                self._listener.said("No Point is left that is new and that arithmetic allows; the search ends here.")
+                return
+            composed = self._compose(proposal.point)
+            if isinstance(composed, Refusal):
+                self._proposer.refused.append((proposal.point, composed))
+                self._proposer.infeasible(proposal)
+                continue
+            launched = self._launch(proposal.point, TrialKind.SEARCH, proposal.origin, proposal)
+            barren = 0 if launched.state is TrialState.MEASURED else barren + 1
+            if barren >= GIVE_UP_AFTER:
+                self._listener.said(
+                    f"{barren} launches in a row delivered nothing; the search ends here. See their failures."
+                )
+                return
+
+    def _confirm(self) -> tuple[Point | None, list[_Launched]]:
+        """The best Point and the launches made of it (and of the user's command) after it was chosen."""
+        for candidate in self._ranking()[:FINALISTS]:
+            if self._request.confirmations == 0 or self._stop.is_set():
+                return candidate, []
+            made = self._interleaved(candidate)
+            if any(run.point == candidate and run.state is TrialState.MEASURED for run in made):
+                return candidate, made
+            if self._stop.is_set():
+                return candidate, []
+            self._listener.said("The best Point could not be measured again; the next one takes its place.")
+        return None, []
+
+    def _interleaved(self, candidate: Point) -> list[_Launched]:
+        made: list[_Launched] = []
+        for turn in range(self._request.confirmations):
+            pair = [candidate, self._prepared.space.baseline]
+            for point in pair if turn % 2 == 0 else reversed(pair):
+                if self._stop.is_set():
+                    return made
+                who = "the user's own command" if point == self._prepared.space.baseline else "the best Point"
+                made.append(
+                    self._launch(
+                        canonical(point, self._prepared.space.baseline), TrialKind.CONFIRM, f"{who} once more", None
+                    )
+                )
+        return made
+
+    def _launch(self, point: Point, kind: TrialKind, origin: str, proposal: Proposal | None) -> _Launched:
+        for attempt in range(1 + RETRIES):
+            launched = self._attempt(point, kind, origin if attempt == 0 else f"{origin} (again)", proposal)
+            again = (
+                isinstance(launched.outcome, Failure)
+                and launched.outcome.retryable
+                and attempt < RETRIES
+                and not self._stop.is_set()
+            )
+            if not again:
+                break
+        self._tell(proposal, launched)
+        return launched
+
+    def _attempt(self, point: Point, kind: TrialKind, origin: str, proposal: Proposal | None) -> _Launched:
+        overrides = self._prepared.overrides(point, self._hook_file)
+        number = self._store.add_trial(
+            self._study_id,
+            kind=kind,
+            point=point,
+            overrides=overrides,
+            origin=origin,
+            optuna_number=proposal.trial.number if proposal else None,
+            simulated=self._request.simulated,
+        )
+        run_dir = self._runs / f"t{number:03d}"
+        self._store.start_trial(self._study_id, number, run_dir=str(run_dir.resolve()))
+        self._listener.trial_started(number, kind, point, origin)
+        begin = self._now()
+
+        def watch(event: Event) -> None:
+            if isinstance(event, StepSeen):
+                self._store.add_step(self._study_id, number, event.step)
+            self._listener.trial_event(number, event)
+
+        outcome = self._runner.measure(Order(f"t{number:03d}", point, overrides, run_dir, self._request.plan), watch)
+        self._launch_seconds.append(self._now() - begin)
+        state, outcome = self._classify(point, outcome)
+        record = self._store.finish_trial(
+            self._study_id,
+            number,
+            state,
+            measurement=outcome if isinstance(outcome, Measurement) else None,
+            failure=outcome if isinstance(outcome, Failure) else None,
+        )
+        launched = _Launched(number, point, outcome, state)
+        self._launched.append(launched)
+        self._listener.trial_finished(record)
+        return launched
+
+    def _classify(self, point: Point, outcome: Measurement | Failure) -> tuple[TrialState, Measurement | Failure]:
+        if isinstance(outcome, Failure):
+            infrastructure = outcome.retryable or outcome.failure_class in (
+                FailureClass.UNKNOWN,
+                FailureClass.INTERRUPTED,
+            )
+            return (TrialState.FAILED if infrastructure else TrialState.INFEASIBLE), outcome
+        wanted = {key: value for key, value in point.as_dict().items() if key in self._prepared.space}
+        wrong = rejected_echo(wanted, outcome.echo)
+        if wrong:
+            return TrialState.INVALID, Failure(
+                FailureClass.CONFIG_ASSERTION,
+                Phase.CONFIG,
+                "The setting never took effect; the Point is not counted.",
+                "; ".join(wrong),
+                False,
+            )
+        return TrialState.MEASURED, outcome
+
+    def _tell(self, proposal: Proposal | None, launched: _Launched) -> None:
+        if proposal is None:
+            return
+        if isinstance(launched.outcome, Measurement):
+            self._proposer.measured(proposal, self._value(launched.outcome))
+        elif launched.state is TrialState.INFEASIBLE:
+            self._proposer.infeasible(proposal)
+        else:
+            self._proposer.lost(proposal)
+
+    def _value(self, measurement: Measurement) -> float:
+        if self._request.objective is Objective.ACTOR_MFU:
+            return measurement.mfu or 0.0
+        return measurement.throughput
+
+    def _ranking(self) -> list[Point]:
+        """Points that were measured as faster than the user's own command, best first."""
+        values = {run.point: self._value(run.outcome) for run in self._launched if isinstance(run.outcome, Measurement)}
+        own = self._prepared.space.baseline
+        return sorted((p for p in values if p != own and values[p] > values[own]), key=lambda p: -values[p])
+
+    def _searched(self) -> int:
+        """Points that verl was launched for by the search, the user's own included."""
+        return len({run.point for run in self._launched})
+
+    def _time_for_another(self) -> bool:
+        if self._request.time_budget is None or not self._launch_seconds:
+            return True
+        typical = median(self._launch_seconds)
+        reserve = (1 + 2 * self._request.confirmations) * typical
+        return self._now() - self._begin + reserve <= self._request.time_budget
+
+    def _samples(self, point: Point, *, confirm: bool | None = None) -> list[LaunchSample]:
+        confirms = {t.number for t in self._store.trials(self._study_id) if t.kind is TrialKind.CONFIRM}
+        return [
+            sample_of(run.outcome)
+            for run in self._launched
+            if run.point == point
+            and isinstance(run.outcome, Measurement)
+            and (confirm is None or (run.number in confirms) is confirm)
+        ]
+
+    def _verdict(self, winner: Point | None, confirmed: Sequence[_Launched]) -> dict[str, Any]:
+        own = self._prepared.space.baseline
+        if winner is None:
+            others = [run for run in self._launched if run.point != own]
+            nothing = bool(others) and not any(run.state is TrialState.MEASURED for run in others)
+            decision = Decision.NOTHING_FITS if nothing else Decision.NO_MEANINGFUL_DIFFERENCE
+            reason = (
+                "no other Point could be measured"
+                if nothing
+                else "no Point was measured as faster than the user's own command"
+            )
+            judged = Judgement(decision, None, None, None, None, None, reason)
+        else:
+            judged = judge(
+                self._samples(own),
+                self._samples(winner, confirm=True),
+                selected_on=self._samples(winner, confirm=False),
+            )
+        return self._verdict_json(judged, winner)
+
+    def _verdict_json(self, judged: Judgement, winner: Point | None) -> dict[str, Any]:
+        own = self._prepared.space.baseline
+        baseline_launches = self._samples(own)
+        best_number = None
+        if winner is not None:
+            of_winner = [run for run in self._launched if run.point == winner and isinstance(run.outcome, Measurement)]
+            best_number = of_winner[-1].number
+        hook = self._hook_gain(winner)
+        return {
+            "decision": judged.decision.value,
+            "gain": judged.gain,
+            "hook_gain": hook,
+            "interval": [judged.interval.low, judged.interval.high] if judged.interval else None,
+            "launches": len(baseline_launches) + (len(self._samples(winner)) if winner else 0),
+            "equivalent": {"config": self._config_differs_only_in_knobs(winner), "gradient": None, "trajectory": None},
+            "reason": judged.reason,
+            "best_number": best_number,
+            "best_throughput": judged.best_throughput,
+            "best_range": [judged.best_range.low, judged.best_range.high] if judged.best_range else None,
+            "launch_noise": judged.launch_noise,
+            "refused": len(self._proposer.refused),
+        }
+
+    def _hook_gain(self, winner: Point | None) -> float | None:
+        """What the generation poll alone is worth, where the winner uses the hook and it was measured alone."""
+        own = self._prepared.space.baseline
+        if winner is None or winner.as_dict().get(keys.FAST_POLL) is not True:
+            return None
+        alone = Point.of({**own.as_dict(), keys.FAST_POLL: True})
+        with_hook, without = self._samples(alone), self._samples(own)
+        return with_hook[0].throughput / without[0].throughput - 1 if with_hook and without else None
+
+    def _config_differs_only_in_knobs(self, winner: Point | None) -> bool | None:
+        """Part (a) of equivalence: both configurations composed, and every key that differs is an allowed knob's."""
+        if winner is None:
+            return None
+        composed = self._compose(winner)
+        if isinstance(composed, Refusal):
+            return False
+        ours = self._prepared.config
+        differing = {key for key in {*ours, *composed} if ours.get(key) != composed.get(key)}
+        return differing <= self._prepared.tunable_keys
+
+    def _failed_verdict(self) -> dict[str, Any]:
+        failure = self._launched[-1].outcome
+        text = (
+            f"{failure.failure_class.value} in {failure.phase.value}: {failure.evidence}"
+            if isinstance(failure, Failure)
+            else ""
+        )
+        reason = (
+            "stopped before the user's own command was measured"
+            if self.stopped
+            else f"the user's own command failed. {text}"
+        )
+        judged = Judgement(Decision.BASELINE_FAILED, None, None, None, None, None, reason)
+        return self._verdict_json(judged, None)
+
+    def _close(self, state: str, verdict: Mapping[str, Any]) -> Mapping[str, Any]:
+        self._store.set_verdict(self._study_id, verdict)
+        self._store.set_study_state(self._study_id, state)
+        return verdict
+
+
+def sample_of(measurement: Measurement) -> LaunchSample:
+    """The launch as the verdict sees it."""
+    steps = tuple((s.tokens or 0) / s.seconds / measurement.world_size for s in measurement.counted)
+    return LaunchSample(measurement.throughput, steps)
+
+
+def utc_now() -> datetime:
+    """The time now, with its zone."""
+    return datetime.now(timezone.utc)
+
+
+def trial_label(trial: TrialRecord) -> str:
+    """Short name of a trial."""
+    return f"t{trial.number:03d}"

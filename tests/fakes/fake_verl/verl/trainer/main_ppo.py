@@ -1,0 +1,174 @@
+"""A double of `verl.trainer.main_ppo` for fast tests. Its seconds are computed, not spent: SIMULATED.
+
+It composes real Hydra overrides, refuses and runs out of memory with the messages of the real one, and writes the same
+JSONL. What it does wrong on purpose is asked for in the environment:
+    FAKE_VERL_NOISE=0.02       spread of a launch, relative
+    FAKE_VERL_HANG=start|step  stops making progress, and ignores SIGTERM
+    FAKE_VERL_CHILD=1          starts a child that ignores SIGTERM and leaves a file in /dev/shm
+    FAKE_VERL_STEP_SECONDS=x   really spends x seconds on every step
+    FAKE_VERL_CRASH=pattern    crashes where the arguments contain it
+    FAKE_VERL_DEAF=key         reports the default of a key instead of the value asked for
+"""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import hydra
+
+MEMORY_GB = 80.0
+
+
+def seconds_by_phase(c, noise):
+    """Made-up but shaped like the real thing: fixed costs per micro-batch, a floor per token, waves of sequences."""
+    actor, rollout = c.actor_rollout_ref.actor, c.actor_rollout_ref.rollout
+    length = c.data.max_prompt_length + c.data.max_response_length
+    sequences = c.data.train_batch_size * rollout.n / (c.trainer.n_gpus_per_node * c.trainer.nnodes)
+    tokens = sequences * length
+
+    def train(dynamic, micro, budget, per_call, per_token):
+        calls = tokens / max(budget, 1) if dynamic else sequences / micro
+        return calls * per_call + tokens * per_token
+
+    admitted = min(rollout.max_num_seqs, sequences)
+    prefill = 1 + 512 / rollout.max_num_batched_tokens
+    gen = 0.02 * c.data.max_response_length * (sequences / admitted) ** 0.8 * prefill
+    if c.trainer.v1.sampler.custom_sampler.path is None:
+        gen = 2.0 * (int(gen / 2.0) + 1)  # the stock poll looks every two seconds
+    dynamic = actor.use_dynamic_bsz
+    phases = {
+        "gen": gen,
+        "old_log_prob": train(
+            rollout.log_prob_use_dynamic_bsz,
+            rollout.log_prob_micro_batch_size_per_gpu or 1,
+            rollout.log_prob_max_token_len_per_gpu,
+            0.05,
+            2e-5,
+        ),
+        "adv": 0.05,
+        "update_actor": train(
+            dynamic, actor.ppo_micro_batch_size_per_gpu or 1, actor.ppo_max_token_len_per_gpu, 0.15, 6e-5
+        ),
+        "update_weights": 0.3,
+    }
+    return {name: value * noise for name, value in phases.items()}
+
+
+def out_of_memory(c):
+    """The name of the worker method that runs out of memory, or None."""
+    actor, rollout = c.actor_rollout_ref.actor, c.actor_rollout_ref.rollout
+    length = c.data.max_prompt_length + c.data.max_response_length
+
+    def held(dynamic, micro, budget, per_token):
+        return (budget if dynamic else (micro or 1) * length) * per_token
+
+    if (
+        20 + held(actor.use_dynamic_bsz, actor.ppo_micro_batch_size_per_gpu, actor.ppo_max_token_len_per_gpu, 1.5e-3)
+        > MEMORY_GB
+    ):
+        return "update_actor"
+    log_prob = held(
+        rollout.log_prob_use_dynamic_bsz,
+        rollout.log_prob_micro_batch_size_per_gpu,
+        rollout.log_prob_max_token_len_per_gpu,
+        5e-4,
+    )
+    return "compute_log_prob" if 20 + log_prob > MEMORY_GB else None
+
+
+def die(message):
+    print(message, file=sys.stderr, flush=True)
+    sys.exit(1)
+
+
+def echo(c):
+    folder = os.environ.get("AUTOTUNE_ECHO_DIR")
+    if not folder:
+        return
+    rollout, actor = c.actor_rollout_ref.rollout, c.actor_rollout_ref.actor
+    values = {
+        "actor_rollout_ref.rollout.max_num_seqs": rollout.max_num_seqs,
+        "actor_rollout_ref.rollout.max_num_batched_tokens": rollout.max_num_batched_tokens,
+        "actor_rollout_ref.rollout.gpu_memory_utilization": rollout.gpu_memory_utilization,
+        "actor_rollout_ref.actor.use_dynamic_bsz": actor.use_dynamic_bsz,
+    }
+    if not actor.use_dynamic_bsz:
+        values["actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu"] = actor.ppo_micro_batch_size_per_gpu
+    deaf = os.environ.get("FAKE_VERL_DEAF")
+    if deaf in values:
+        values[deaf] = 256
+    with open(os.path.join(folder, f"fake-{os.getpid()}.json"), "w") as sink:
+        json.dump({"protocol": 1, "role": "fake", "pid": os.getpid(), "values": values, "extra": {}}, sink)
+
+
+def hang():
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    while True:
+        time.sleep(60)
+
+
+@hydra.main(config_path="config", config_name="ppo_trainer", version_base=None)
+def main(c):
+    rollout, data = c.actor_rollout_ref.rollout, c.data
+    gpus = c.trainer.n_gpus_per_node * c.trainer.nnodes
+    if os.environ.get("FAKE_VERL_CHILD"):
+        code = "import signal,time;signal.signal(signal.SIGTERM,signal.SIG_IGN);open(f'/dev/shm/psm_fake_{__import__(\"os\").getpid()}','w').write('x');time.sleep(600)"
+        subprocess.Popen([sys.executable, "-c", code], start_new_session=True)
+    crash = os.environ.get("FAKE_VERL_CRASH")
+    if crash and any(crash in argument for argument in sys.argv):
+        die(
+            "Traceback (most recent call last):\nray.exceptions.ActorDiedError: The actor died unexpectedly before finishing this task."
+        )
+    if rollout.gpu_memory_utilization < 0.05:
+        die(
+            "Traceback (most recent call last):\nValueError: No available memory for the cache blocks. Try increasing `gpu_memory_utilization` when initializing the engine."
+        )
+    if os.environ.get("FAKE_VERL_HANG") == "start":
+        print(
+            "Traceback (most recent call last):\nAttributeError: 'Parameter' object has no attribute 'weight_loader'",
+            flush=True,
+        )
+        hang()
+    phase = out_of_memory(c)
+    if phase:
+        die(
+            "Traceback (most recent call last):\n"
+            f"ray.exceptions.RayTaskError(OutOfMemoryError): ray::WorkerDict.actor_rollout_{phase}() (pid=1, ip=127.0.0.1)\n"
+            "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 9.00 GiB. GPU 0 has a total capacity of 79.11 GiB of which 3.00 GiB is free."
+        )
+    echo(c)
+    spread = float(os.environ.get("FAKE_VERL_NOISE", "0"))
+    dice = random.Random(int(os.environ.get("FAKE_VERL_SEED", "0")) * 1_000_003 + time.time_ns())
+    launch = max(0.5, dice.gauss(1.0, spread))
+    path = os.environ["VERL_FILE_LOGGER_PATH"]
+    really = float(os.environ.get("FAKE_VERL_STEP_SECONDS", "0.01"))
+    with open(path, "wb", buffering=0) as sink:
+        for step in range(1, (c.trainer.total_training_steps or 10) + 1):
+            time.sleep(really)
+            noise = launch * max(0.5, dice.gauss(1.0, spread / 4)) * (3.0 if step == 1 else 1.0)
+            phases = seconds_by_phase(c, noise)
+            tokens = data.train_batch_size * rollout.n * (data.max_prompt_length + data.max_response_length)
+            seconds = sum(phases.values()) + 0.1
+            metrics = {f"timing_s/{name}": value for name, value in phases.items()}
+            metrics |= {
+                "timing_s/step": seconds,
+                "perf/time_per_step": seconds,
+                "perf/total_num_tokens": tokens,
+                "perf/throughput": tokens / seconds / gpus,
+                "perf/mfu/actor": min(0.9, 0.02 * 60 / phases["update_actor"]),
+                "actor/perf/max_memory_reserved_gb": 40.0,
+                "actor/grad_norm": 0.5,
+                "training/global_step": step,
+            }
+            sink.write(json.dumps({"step": step, "data": metrics}).encode() + b"\n")
+            print(f"step:{step} - " + " - ".join(f"{key}:{value}" for key, value in metrics.items()), flush=True)
+            if step == 2 and os.environ.get("FAKE_VERL_HANG") == "step":
+                hang()
+
+
+if __name__ == "__main__":
+    main()
