@@ -17,13 +17,21 @@ _ACTOR = "actor_rollout_ref.actor"
 _ROLLOUT = "actor_rollout_ref.rollout"
 _REF = "actor_rollout_ref.ref"
 _KEYS = {
-    "update_actor": (f"{_ACTOR}.use_dynamic_bsz", f"{_ACTOR}.ppo_max_token_len_per_gpu", f"{_ACTOR}.ppo_micro_batch_size_per_gpu"),
+    "update_actor": (
+        f"{_ACTOR}.use_dynamic_bsz",
+        f"{_ACTOR}.ppo_max_token_len_per_gpu",
+        f"{_ACTOR}.ppo_micro_batch_size_per_gpu",
+    ),
     "old_log_prob": (
         f"{_ROLLOUT}.log_prob_use_dynamic_bsz",
         f"{_ROLLOUT}.log_prob_max_token_len_per_gpu",
         f"{_ROLLOUT}.log_prob_micro_batch_size_per_gpu",
     ),
-    "ref": (f"{_REF}.log_prob_use_dynamic_bsz", f"{_REF}.log_prob_max_token_len_per_gpu", f"{_REF}.log_prob_micro_batch_size_per_gpu"),
+    "ref": (
+        f"{_REF}.log_prob_use_dynamic_bsz",
+        f"{_REF}.log_prob_max_token_len_per_gpu",
+        f"{_REF}.log_prob_micro_batch_size_per_gpu",
+    ),
     "values": (None, "critic.ppo_infer_max_token_len_per_gpu", None),
     "update_critic": (None, "critic.ppo_infer_max_token_len_per_gpu", None),
 }
@@ -49,7 +57,13 @@ class Echo:
         folder = os.environ.get(FOLDER)
         if not folder:
             return
-        report = {"protocol": PROTOCOL, "role": self._role, "pid": os.getpid(), "values": self._values, "extra": self._extra}
+        report = {
+            "protocol": PROTOCOL,
+            "role": self._role,
+            "pid": os.getpid(),
+            "values": self._values,
+            "extra": self._extra,
+        }
         path = os.path.join(folder, f"{self._role}-{os.getpid()}.json")
         try:
             with open(path + ".new", "w", encoding="utf-8") as sink:
@@ -105,7 +119,9 @@ def _watch_training(module):
     def forward_backward_batch(self, data, loss_function, forward_only=False):
         result = run(self, data, loss_function, forward_only=forward_only)
         phase = training_phase(self, forward_only)
-        values = training_values(phase, last["use_dynamic_bsz"], last["max_token_len_per_gpu"], last["micro_batch_size_per_gpu"])
+        values = training_values(
+            phase, last["use_dynamic_bsz"], last["max_token_len_per_gpu"], last["micro_batch_size_per_gpu"]
+        )
         echo.say(values, {f"{phase}.micro_batches": last["micro_batches"]})
         return result
 
@@ -115,7 +131,12 @@ def _watch_training(module):
 
 def engine_values(config):
     """What a vLLM engine was really built with, by knob key."""
-    scheduler, cache, parallel, model = config.scheduler_config, config.cache_config, config.parallel_config, config.model_config
+    scheduler, cache, parallel, model = (
+        config.scheduler_config,
+        config.cache_config,
+        config.parallel_config,
+        config.model_config,
+    )
     return {
         f"{_ROLLOUT}.max_num_seqs": scheduler.max_num_seqs,
         f"{_ROLLOUT}.max_num_batched_tokens": scheduler.max_num_batched_tokens,
@@ -137,7 +158,10 @@ def _watch_engine(module):
         result = sized(self, vllm_config)
         echo.say(
             engine_values(vllm_config),
-            {"kv_blocks": vllm_config.cache_config.num_gpu_blocks, "kv_block_size": vllm_config.cache_config.block_size},
+            {
+                "kv_blocks": vllm_config.cache_config.num_gpu_blocks,
+                "kv_block_size": vllm_config.cache_config.block_size,
+            },
         )
         return result
 

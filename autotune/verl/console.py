@@ -23,6 +23,7 @@ _HEAD = re.compile(
     r"|(?:stdout|stderr) [FP] "
     r"|\[(?:rank|default|node)?\d+\]:?"
     r"|(?:INFO|WARNING|ERROR|DEBUG|CRITICAL)(?: \d\d-\d\d(?: \d\d:\d\d:\d\d)?)?(?: (?:\[[\w.]+:\d+\]|[\w.]+:\d+\]))?:?(?= |$)"
+    r"|- (?:INFO|WARNING|ERROR|DEBUG|CRITICAL) - (?:[\w.]+ - )?"
     r"|\[[\w./-]+:\d+\]"
     r"|\d{1,4}: (?=\S)"
     r")+"

@@ -26,7 +26,9 @@ _EVIDENCE = 500
 _MAX_MESSAGE = 4000
 _EXCEPTION = re.compile(r"(?P<type>(?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*(?:Error|Exception|Interrupt|Exit))(?::\s|\Z)")
 _RAY_TASK = re.compile(r"ray\.exceptions\.RayTaskError\((?P<type>\w+)\): (?P<task>ray::\S+)")
-_TOTAL = re.compile(r"Total training steps: (?P<total>\d+)")
+_TOTAL = re.compile(
+    r"Total training steps: (?P<total>\d{1,12})|Training Progress: .{0,300}?\| *\d+/(?P<bar>\d{1,12}) \["
+)
 _NEW_RUN = re.compile(r"(?:Started a local Ray instance|TaskRunner hostname:|Connecting to existing Ray cluster)")
 _WORKER = re.compile(r"\bpid[:=] ?(?P<pid>\d+)")
 _DRIVER = ("", "TaskRunner", "TaskRunnerV1", "main_task", "MainTaskRunner", "actor")
@@ -113,7 +115,7 @@ class Diagnosis:
         if not message:
             return
         if (total := _TOTAL.match(message)) is not None:
-            self.planned_steps = int(total["total"])
+            self.planned_steps = int(total["total"] or total["bar"])
             return
         if "Final validation metrics" in message[:60]:
             self._forget()

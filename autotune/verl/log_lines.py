@@ -7,7 +7,7 @@ from typing import BinaryIO
 
 KEYWORDS = (
     "step:", '{"step"', "rror", "xception", "illed", "emory", "OOM", "oom", "SIG", "ignal", "CANCELLED", "nterrupt", 'File "', "ray::",
-    "inal validation", "Total training", "ostname:", "Ray ", "Watchdog", "NCCL", "CUresult", "died", " dead", "raph failed", "Could not",
+    "inal validation", "Total training", "raining Progress", "ostname:", "Ray ", "Watchdog", "NCCL", "CUresult", "died", " dead", "raph failed", "Could not",
     "in struct", "GCS", "lacement group", "erminated", "space left", "\tpid:", "KV cache", "concurrency for", "leep mode", "preemption",
     "will always be", "esuming from", "Unschedulable", "available node", "faulthandler",
 )  # fmt: skip
