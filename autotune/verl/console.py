@@ -7,6 +7,10 @@ so that numpy 2 scalars read `np.float64(0.31)`. Ray puts `(TaskRunner pid=…, 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Mapping
+
+from autotune.verl.jsonl import parse_line
+from autotune.verl.metrics import LoggedStep
 
 _ANSI = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
 _ACTOR = re.compile(
@@ -19,6 +23,7 @@ _HEAD = re.compile(
     r"|(?:stdout|stderr) [FP] "
     r"|\[(?:rank|default|node)?\d+\]:?"
     r"|(?:INFO|WARNING|ERROR|DEBUG|CRITICAL)(?: \d\d-\d\d(?: \d\d:\d\d:\d\d)?)?(?: (?:\[[\w.]+:\d+\]|[\w.]+:\d+\]))?:?(?= |$)"
+    r"|- (?:INFO|WARNING|ERROR|DEBUG|CRITICAL) - (?:[\w.]+ - )?"
     r"|\[[\w./-]+:\d+\]"
     r"|\d{1,4}: (?=\S)"
     r")+"
@@ -46,3 +51,199 @@ def split_prefix(text: str) -> tuple[str, str]:
     if head := _HEAD.match(message):
         message = message[head.end() :]
     return who, _REPEATED.sub("", message) if "[repeated " in message else message
+
+
+_STEP_START = re.compile(r"step:(?P<step>-?\d{1,12})(?: -(?: |$)|$)")
+_PROGRESS_END = re.compile(r"(?:it/s|s/it|\?it|steps?/s)(?:, [^\]]{0,200})?\]\s*\Z")
+_NUMPY = re.compile(r"(?:np|numpy)\.\w+\((?P<number>[^()]*)\)\Z|(?:array|tensor)\((?P<other>[^(),]*)(?:,[^()]*)?\)\Z")
+_FOLLOWED = re.compile(
+    r"(?P<name>\S.*?):(?P<number>-?(?:\d+(?:\.\d*)?(?:[eE][+-]?\d+)?|\.\d+|nan|inf)|(?:np|numpy)\.\w+\([^()]*\))(?P<rest>[^\d.].*)\Z",
+    re.DOTALL,
+)
+_TRAINING_KEYS = (
+    "timing_s/step",
+    "perf/time_per_step",
+    "perf/throughput",
+    "timing_s/gen",
+    "timing/gen",
+    "timing_s/update_actor",
+)
+_VALIDATION = re.compile(r"(?:val|validation)[-_/]")
+_SUPERVISED = re.compile(r"(?:train|val)/")
+_NO_NUMBER = ("True", "False", "None")
+_MAX_STEP_TEXT = 1 << 20
+
+
+def step_message(line: str) -> tuple[str, str] | None:
+    """(who printed it, `step:…` and what follows) of a line that a step line may begin; None for any other.
+
+    Only timestamps, log levels, a progress bar and Ray's prefix may stand between the beginning of the line, or Ray's prefix, and `step:`.
+    Text that a model generated is printed behind the prefix too, but with words before a `step:` of its own.
+    """
+    at = line.find("step:")
+    if at < 0:
+        return None
+    who, message = split_prefix(line)
+    if message.startswith("step:"):
+        return who, message
+    before, mark, after = message.partition("step:")
+    return (who, mark + after) if _PROGRESS_END.search(before) else None
+
+
+def parse_step(message: str) -> LoggedStep | None:
+    """The step of a whole step line without its prefix; None for text that merely looks like one.
+
+    Every part has to be `name:number`; what another process printed behind the last number is cut off. A training step has a timer or
+    a throughput, a validation (before training, or a run that only validates) has names of validation alone.
+    """
+    start = _STEP_START.match(message)
+    if start is None:
+        return None
+    metrics: dict[str, float | None] = {}
+    for part in message[start.end() :].split(" - "):
+        name, _, text = part.rpartition(":")
+        number = _number(text)
+        if number is not None and name:
+            metrics[name.lstrip()] = number
+        elif text not in _NO_NUMBER:
+            cut = _FOLLOWED.match(part)
+            if cut is not None and (number := _number(cut["number"])) is not None:
+                metrics[cut["name"]] = number
+            break
+    return LoggedStep(int(start["step"]), metrics) if _is_verl(metrics) else None
+
+
+def _is_verl(metrics: Mapping[str, float | None]) -> bool:
+    if any(name in metrics for name in _TRAINING_KEYS):
+        return True
+    return bool(metrics) and (all(map(_VALIDATION.match, metrics)) or all(map(_SUPERVISED.match, metrics)))
+
+
+def _number(text: str) -> float | None:
+    try:
+        return int(text) if text.isdecimal() and text.isascii() and len(text) < 19 else float(text)
+    except ValueError:
+        pass
+    if (wrapped := _NUMPY.match(text)) is not None:
+        inner = wrapped["number"] if wrapped["number"] is not None else wrapped["other"]
+        try:
+            return float(inner)
+        except ValueError:
+            return None
+    return None
+
+
+class StepAssembler:
+    """Puts step lines together that a terminal or a collector of logs has broken into several.
+
+    A step line is kept until a line comes that cannot belong to it, so `flush` has to be called at the end.
+    """
+
+    def __init__(self) -> None:
+        self._who = ""
+        self._text: str | None = None
+        self._widths: tuple[int, int] = (0, 0)
+        self._wrapped_at = 0
+
+    @property
+    def open(self) -> bool:
+        """Whether a step line waits for what follows it."""
+        return self._text is not None
+
+    def feed(self, line: str) -> tuple[LoggedStep | None, bool]:
+        """(a step that this line shows to be complete, whether the line itself is part of a step)."""
+        if self._text is not None and self._continue(line):
+            return None, True
+        done = self.flush()
+        found = step_message(line)
+        if found is None:
+            return done, False
+        self._who, self._text = found
+        self._widths = (0, len(strip_ansi(line).rstrip("\r\n")))
+        return done, _STEP_START.match(found[1]) is not None
+
+    def flush(self) -> LoggedStep | None:
+        """The step that was waiting, if it is one."""
+        text, self._text = self._text, None
+        return parse_step(text.rstrip()) if text is not None else None
+
+    def _continue(self, line: str) -> bool:
+        """Takes the line as the next part of the step, where the grammar of a step line leaves no other reading."""
+        text = self._text
+        if text is None or len(text) > _MAX_STEP_TEXT:
+            return False
+        plain = strip_ansi(line).rstrip("\r\n")
+        who, message = split_prefix(plain)
+        if who and who != self._who:
+            return False
+        body = message if who else plain
+        joined = _joined(text, body, at_width=self._widths[1] in (self._widths[0], self._wrapped_at))
+        if joined is None:
+            return False
+        self._text = joined
+        self._wrapped_at = self._widths[1]
+        self._widths = (self._widths[1], len(plain))
+        return True
+
+
+class ConsoleReader:
+    """Turns lines into steps, of the console and of the file logger alike, and into the other lines, in order."""
+
+    def __init__(self) -> None:
+        self._steps = StepAssembler()
+
+    @property
+    def open(self) -> bool:
+        """Whether the next line is needed whatever it holds: a step may go on in it."""
+        return self._steps.open
+
+    def feed(self, line: str) -> Iterator[LoggedStep | str]:
+        """What this line completes: a step, or the line itself. Carriage returns of progress bars end lines too."""
+        for part in line.split("\r") if "\r" in line else (line,):
+            if part.startswith('{"step"'):
+                yield from self.flush()
+                if (written := parse_line(part)) is not None:
+                    yield written
+                continue
+            step, taken = self._steps.feed(part)
+            if step is not None:
+                yield step
+            if not taken:
+                yield part
+
+    def flush(self) -> Iterator[LoggedStep]:
+        """The step that was waiting for its next line."""
+        if (step := self._steps.flush()) is not None:
+            yield step
+
+
+_PAIR = r"[^\s:][^\n]*?:(?:-?[\d.]+(?:[eE][+-]?\d+)?|-?nan|-?inf|(?:np|numpy)\.\w+\([^()]*\))"
+_PAIRS_START = re.compile(rf"{_PAIR}(?: -|\s*\Z)|[A-Za-z_][\w@.+-]*/[\w@.+/-]*(?::\S*)?\Z")
+_DASH_START = re.compile(r"- ?(?:[A-Za-z_][\w@.+-]*/[\w@.+/-]*|\Z)")
+_VALUE = re.compile(r"-?(?:\d+(?:\.\d*)?(?:[eE][+-]?\d+)?|nan|inf)\Z|(?:np|numpy)\.\w+\([^()]*\)\Z")
+_VALUE_START = re.compile(r"(?:-?(?:[\d.]*(?:[eE][+-]?)?|n|na|i|in)|n|np?|num?p?y?|(?:np|numpy)\.\w*(?:\([^()]*)?)\Z")
+_VALUE_REST = re.compile(
+    r"[\d.eE+)-]{1,24}(?: -|\s*\Z)|[\w.(]{1,24}\([^()\s]{0,40}\)(?: -|\s*\Z)|(?:an|nf|n|f|p)\b(?: -|\s*\Z)"
+)
+_NAME_REST = re.compile(r"[\w@.+/()-]*:(?:-?[\d.n(]\S*|np\S*|inf|-inf)?(?: -|\s*\Z)|[\w@.+/()-]+\Z")
+
+
+def _joined(text: str, body: str, *, at_width: bool) -> str | None:
+    """The step line `text` with the next line, or None where that is another line."""
+    if body.lstrip().startswith("step:") or not body.strip():
+        return None
+    if text.rstrip().endswith(" -"):
+        return f"{text.rstrip()} {body.lstrip()}" if _PAIRS_START.match(body.lstrip()) else None
+    last = text.rpartition(" - ")[2]
+    _, colon, value = last.rpartition(":")
+    if _DASH_START.match(body.lstrip()) and (_VALUE.match(value) or not colon):
+        return f"{text.rstrip()} {body.lstrip()}"
+    if text.endswith((" ", "\t")):
+        return None
+    if not colon:
+        return text + body if _NAME_REST.match(body) else None
+    if not value or not _VALUE.match(value):
+        return text + body if _VALUE_START.match(value) and _VALUE_REST.match(body) else None
+    if _VALUE_REST.match(body) and (" - " in body or at_width) and _VALUE.match(value + body.partition(" ")[0]):
+        return text + body
+    return None

@@ -14,8 +14,10 @@ from typing import Literal, TypeAlias
 
 from autotune.redaction import redact
 from autotune.values import Failure, FailureClass, Phase
-from autotune.verl.console import split_prefix
+from autotune.verl.console import ConsoleReader, split_prefix
 from autotune.verl.failure_rules import PHASE_FRAMES, RULES, Rule, Weight
+from autotune.verl.log_lines import LineScanner, matters
+from autotune.verl.metrics import LoggedStep
 
 EndedBy: TypeAlias = Literal["watchdog", "time_limit", "signal", "user"]
 """How the one who started the run ended it; None: it ended by itself."""
@@ -24,20 +26,12 @@ _EVIDENCE = 500
 _MAX_MESSAGE = 4000
 _EXCEPTION = re.compile(r"(?P<type>(?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*(?:Error|Exception|Interrupt|Exit))(?::\s|\Z)")
 _RAY_TASK = re.compile(r"ray\.exceptions\.RayTaskError\((?P<type>\w+)\): (?P<task>ray::\S+)")
-_STEP = re.compile(r"step:(?P<step>\d+) - .*?(?:timing_s/|timing/|perf/|val[-/])")
-_TOTAL = re.compile(r"Total training steps: (?P<total>\d+)")
+_TOTAL = re.compile(
+    r"Total training steps: (?P<total>\d{1,12})|Training Progress: .{0,300}?\| *\d+/(?P<bar>\d{1,12}) \["
+)
 _NEW_RUN = re.compile(r"(?:Started a local Ray instance|TaskRunner hostname:|Connecting to existing Ray cluster)")
 _WORKER = re.compile(r"\bpid[:=] ?(?P<pid>\d+)")
 _DRIVER = ("", "TaskRunner", "TaskRunnerV1", "main_task", "MainTaskRunner", "actor")
-_KEYWORDS = (
-    "rror", "RROR", "xception", "illed", "ut of memory", "SIG", "signal", "CANCELLED", "nterrupt", "step:", 'File "', "ray::",
-    "Final validation", "Total training steps", "Ray instance", "TaskRunner hostname", "Ray cluster", "Watchdog", "space left", "NCCL",
-    "nccl", "Terminated", "CUresult", "is dead", "oom", "OOM", "TIMEOUT", "imed out", "imeout", "override", "struct", "cuda graph",
-    "mory", "server", "cheduler", "pid:", "died", "dead", "LIMIT", "reempt", "walltime", "Traceback", "termin", "efused", "Connection",
-    "viable", "mismatched", "input", "EQUAL", "Could not", "placement", "resource", "Session", "egfault", "stopped", "satisf",
-)  # fmt: skip
-"""Every line that matters to a rule holds one of these: the cheap first look at a gigabyte of text."""
-_INTERESTING = re.compile("|".join(map(re.escape, _KEYWORDS)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,36 +62,34 @@ class Diagnosis:
         """Step lines seen."""
         self.finished = False
         """Whether verl printed its closing line, or its last step."""
-        self._total: int | None = None
+        self.planned_steps: int | None = None
+        """Steps that verl said it would train, where it said so."""
         self._position = 0
         self._phase: Phase | None = None
         self._sightings: dict[str, _Sighting] = {}
-        self._last = ""
         self._worker: str | None = None
         self._in_traceback = False
 
-    def feed(self, line: str) -> None:
-        """Takes the next line of the log; a progress bar's carriage returns separate lines too."""
-        self._position += 1
-        if not _INTERESTING.search(line):
-            if line and not line.isspace():
-                self._last = line[-2000:]
-            return
-        for part in line.split("\r") if "\r" in line else (line,):
-            if part and not part.isspace():
-                self._last = part[-2000:]
-                self._take(part if len(part) <= _MAX_MESSAGE else part[:_MAX_MESSAGE])
-
-    def feed_step(self, step: int) -> None:
-        """A training step was completed: the run survived everything that stood before it."""
-        self.steps += 1
-        self._forget()
-        self.finished = self._total is not None and step >= self._total
+    def feed(self, event: LoggedStep | str) -> None:
+        """Takes the next step, or the next line that is no part of one."""
+        if isinstance(event, LoggedStep):
+            self.steps += 1
+            self._forget()  # the run survived everything that stood before the step
+            self.finished = self.planned_steps is not None and event.step >= self.planned_steps
+        else:
+            self._position += 1
+            self._take(event[:_MAX_MESSAGE])
 
     def result(
-        self, *, exit_code: int | None = None, steps_seen: int = 0, ended_by: EndedBy | None = None
+        self,
+        *,
+        exit_code: int | None = None,
+        steps_seen: int = 0,
+        ended_by: EndedBy | None = None,
+        last_line: str = "",
     ) -> Failure | None:
-        """The failure, or None: finished well, or unfinished with nothing to explain."""
+        """The failure, or None: finished well, or unfinished with nothing to explain. `last_line` is quoted where no line is decisive."""
+        last_line = split_prefix(last_line)[1]
         chosen = self._chosen()
         well = exit_code == 0 or (exit_code is None and ended_by is None and self.finished)
         if well and (self.steps or steps_seen or self.finished):
@@ -107,14 +99,14 @@ class Diagnosis:
                 chosen = None  # the signal was the one that the caller tells of
             known = Weight.CAUSE if ended_by in ("user", "signal") else Weight.SUSPECT
             if chosen is None or chosen.weight < known:
-                return self._ended(ended_by, chosen, self.steps or steps_seen)
+                return self._ended(ended_by, chosen, self.steps or steps_seen, last_line)
         if chosen is not None:
             if ended_by == "watchdog" and chosen.failure_class is FailureClass.UNKNOWN:
-                return self._hang(chosen)
+                return self._hang(chosen, last_line)
             return self._failure(chosen)
         if exit_code is None or exit_code == 0:
             return None
-        return self._exited(exit_code)
+        return _exited(exit_code, last_line)
 
     # -- reading ---------------------------------------------------------------------------------------------------------
 
@@ -122,11 +114,8 @@ class Diagnosis:
         who, message = split_prefix(line)
         if not message:
             return
-        if (step := _STEP.match(message)) is not None:
-            self.feed_step(int(step["step"]))
-            return
         if (total := _TOTAL.match(message)) is not None:
-            self._total = int(total["total"])
+            self.planned_steps = int(total["total"] or total["bar"])
             return
         if "Final validation metrics" in message[:60]:
             self._forget()
@@ -243,22 +232,22 @@ class Diagnosis:
             retryable=rule.retryable and not _asked_for_too_much(sighting),
         )
 
-    def _ended(self, ended_by: EndedBy, chosen: _Sighting | None, steps: int) -> Failure:
+    def _ended(self, ended_by: EndedBy, chosen: _Sighting | None, steps: int, last_line: str) -> Failure:
         if ended_by == "watchdog" or (ended_by == "time_limit" and not steps and chosen is None):
-            return self._hang(chosen)
+            return self._hang(chosen, last_line)
         if ended_by == "time_limit":
             remedy = "The run reached its time limit. That is no property of the settings: give it more time, or measure fewer steps."
         else:
-            remedy = "The run was stopped. That is no property of the settings: run it again."
+            remedy = _STOPPED
         return Failure(
             FailureClass.INTERRUPTED,
             Phase.UNKNOWN,
             remedy,
-            _evidence(chosen.evidence if chosen else self._last_line()),
+            _evidence(chosen.evidence if chosen else last_line),
             True,
         )
 
-    def _hang(self, chosen: _Sighting | None) -> Failure:
+    def _hang(self, chosen: _Sighting | None, last_line: str) -> Failure:
         phase = (_known(chosen.phase) if chosen is not None else None) or Phase.UNKNOWN
         remedy = _HANG
         if chosen is not None and chosen.rule is not None:
@@ -267,38 +256,33 @@ class Diagnosis:
             FailureClass.HANG_NO_PROGRESS,
             phase,
             remedy,
-            _evidence(chosen.evidence if chosen else self._last_line()),
+            _evidence(chosen.evidence if chosen else last_line),
             False,
         )
-
-    def _exited(self, exit_code: int) -> Failure:
-        signal = -exit_code if exit_code < 0 else exit_code - 128
-        last = _evidence(self._last_line())
-        if signal in (2, 15):
-            return Failure(
-                FailureClass.INTERRUPTED, Phase.UNKNOWN, "The run was stopped from outside: run it again.", last, True
-            )
-        if signal == 9:
-            return Failure(FailureClass.UNKNOWN, Phase.UNKNOWN, _KILLED, last, False)
-        return Failure(
-            FailureClass.UNKNOWN,
-            Phase.UNKNOWN,
-            f"The command ended with exit status {exit_code} and its log names no error that is known here. {_LOOK}",
-            last,
-            False,
-        )
-
-    def _last_line(self) -> str:
-        return split_prefix(self._last.rstrip("\r\n").rpartition("\r")[2])[1]
 
 
 _LOOK = "Read the end of its log, and the worker logs in /tmp/ray/session_latest/logs."
+_STOPPED = "The run was stopped from outside. That is no property of the settings: run it again."
 _UNKNOWN = f"No known failure: the quoted exception ended the run. {_LOOK}"
 _KILLED = "A process was killed with SIGKILL and the log does not say by whom. Check dmesg for the kernel's OOM killer and host memory during the run."
 _HANG = (
     "No step finished in time and no error was printed. A first step may just be slow: allow more time, then take stacks (py-spy dump) of"
     " TaskRunner and WorkerDict before ending it; check that Ray has 3 CPUs for each GPU."
 )
+
+
+def _exited(exit_code: int, last_line: str) -> Failure:
+    """The failure of a command of which only the exit status is known."""
+    signal = -exit_code if exit_code < 0 else exit_code - 128
+    evidence = _evidence(last_line)
+    if signal in (2, 15):
+        return Failure(FailureClass.INTERRUPTED, Phase.UNKNOWN, _STOPPED, evidence, True)
+    remedy = (
+        _KILLED
+        if signal == 9
+        else f"The command ended with exit status {exit_code} and its log names no known error. {_LOOK}"
+    )
+    return Failure(FailureClass.UNKNOWN, Phase.UNKNOWN, remedy, evidence, False)
 
 
 class _Words(dict[str, str]):
@@ -342,15 +326,29 @@ def diagnose(
     `exit_code` is that of the command (None: not known), `steps_seen` the steps that other sources, such as the metrics file, have seen,
     `ended_by` how the run was ended from outside. From text alone a run without an error is unfinished, not hung.
     """
-    diagnosis = Diagnosis()
+    diagnosis, reader, last_line = Diagnosis(), ConsoleReader(), ""
     for line in lines:
-        diagnosis.feed(line)
-    return diagnosis.result(exit_code=exit_code, steps_seen=steps_seen, ended_by=ended_by)
+        if not line.isspace():
+            last_line = line or last_line
+        if reader.open or matters(line):
+            for event in reader.feed(line.rstrip("\n")):
+                diagnosis.feed(event)
+    for step in reader.flush():
+        diagnosis.feed(step)
+    last_line = last_line.rstrip().rpartition("\r")[2]
+    return diagnosis.result(exit_code=exit_code, steps_seen=steps_seen, ended_by=ended_by, last_line=last_line)
 
 
 def diagnose_file(
     path: str | os.PathLike[str], *, exit_code: int | None = None, steps_seen: int = 0, ended_by: EndedBy | None = None
 ) -> Failure | None:
     """`diagnose` of a file of any size. Raises OSError where it cannot be read."""
-    with open(path, encoding="utf-8", errors="replace", newline="\n") as file:
-        return diagnose(file, exit_code=exit_code, steps_seen=steps_seen, ended_by=ended_by)
+    diagnosis, reader, scanner = Diagnosis(), ConsoleReader(), LineScanner()
+    with open(path, "rb") as file:
+        for line in scanner.lines_of(file):
+            for event in reader.feed(line):
+                diagnosis.feed(event)
+            scanner.every_line = reader.open
+    for step in reader.flush():
+        diagnosis.feed(step)
+    return diagnosis.result(exit_code=exit_code, steps_seen=steps_seen, ended_by=ended_by, last_line=scanner.last_line)

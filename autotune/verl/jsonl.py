@@ -7,14 +7,14 @@ import os
 from pathlib import Path
 
 from autotune.values import StepRecord
-from autotune.verl.metrics import finite_numbers, is_training_step, step_record
+from autotune.verl.metrics import LoggedStep, finite_numbers, is_training_step, step_record
 
 _HEAD = 512
 _MAX_LINE = 8 << 20
 
 
-def parse_line(line: str | bytes) -> tuple[int, dict[str, float | None]] | None:
-    """(step, metrics) of one line, numbers as verl wrote them and null as None; None for anything else.
+def parse_line(line: str | bytes) -> LoggedStep | None:
+    """The step of one line; None for anything else.
 
     A line that a killed run left torn and the next run wrote on is read from where the later object begins.
     """
@@ -25,7 +25,7 @@ def parse_line(line: str | bytes) -> tuple[int, dict[str, float | None]] | None:
     return found
 
 
-def _parse(text: str) -> tuple[int, dict[str, float | None]] | None:
+def _parse(text: str) -> LoggedStep | None:
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
@@ -40,7 +40,7 @@ def _parse(text: str) -> tuple[int, dict[str, float | None]] | None:
         whole = isinstance(number, int) and not isinstance(number, bool) and abs(number) < 1 << 62
         if number is None or whole or isinstance(number, float):
             data[name] = number
-    return step, data
+    return LoggedStep(step, data)
 
 
 class MetricsTail:
@@ -67,9 +67,8 @@ class MetricsTail:
         found = parse_line(line)
         if found is None:
             return None
-        step, data = found
-        metrics = finite_numbers(data.items())
-        return step_record(step, metrics, release=self.release) if is_training_step(metrics) else None
+        metrics = finite_numbers(found.metrics.items())
+        return step_record(found.step, metrics, release=self.release) if is_training_step(metrics) else None
 
     def _lines(self) -> list[bytes]:
         try:

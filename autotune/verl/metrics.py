@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from itertools import combinations
 
 from autotune.values import StepRecord
@@ -22,6 +23,14 @@ _ASIDE = ("testing", "save_checkpoint")
 _SECONDS = ("timing_s/", "timing/")
 _MFU = ("perf/mfu/actor", "mfu/actor")
 _MEMORY = ("actor/perf/max_memory_reserved_gb", "critic/perf/max_memory_reserved_gb", "perf/max_memory_reserved_gb")
+
+
+@dataclass(frozen=True, slots=True)
+class LoggedStep:
+    """A step as a log has it: numbers as verl wrote them (nan and inf too); None where a JSON line has null."""
+
+    step: int
+    metrics: Mapping[str, float | None]
 
 
 class NotATrainingStep(ValueError):
