@@ -242,7 +242,9 @@ def _speed(report: LogReport) -> Text:
     mfu = "MFU not computable" if score.mfu is None else f"MFU {score.mfu * 100:.1f} %"
     derived = " (derived)" if score.derived else ""
     counted = "the one step" if score.steps_used == 1 else f"median of the {score.steps_used} steps"
-    return line.append(f"{words.number(score.throughput)} tok/s/GPU{derived}, {mfu}: {counted} after the first", style="bold")
+    return line.append(
+        f"{words.number(score.throughput)} tok/s/GPU{derived}, {mfu}: {counted} after the first", style="bold"
+    )
 
 
 def _facts(report: LogReport) -> str:

@@ -14,7 +14,7 @@ from autotune.verl.metrics import LoggedStep
 
 _ANSI = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
 _ACTOR = re.compile(
-    r"\((?P<who>[A-Za-z_][\w.<> -]{0,80}?)?,? ?(?:pid=[\w.-]+)(?:, ip=[\w.:\[\]-]+)?(?:, \w+=[^(),]{0,80}){0,3}\) ?"
+    r"\((?:(?P<who>[A-Za-z_][\w.<> -]{0,80}?)(?:, ?rank=\d+)? )?pid=[\w.-]+(?:, ip=[\w.:\[\]-]+)?\) ?"
     r"|\((?P<daemon>raylet|autoscaler|gcs_server|dashboard)(?:[ ,+][^()]{0,60})?\) ?"
 )
 _HEAD = re.compile(
