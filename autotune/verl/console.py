@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from autotune.verl.jsonl import parse_line
 from autotune.verl.metrics import LoggedStep
 
-_ANSI = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
+_ANSI = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[()][A-Za-z0-9]|[@-Z\\-_])")
 _ACTOR = re.compile(
     r"\((?:(?P<who>[A-Za-z_][\w.<> -]{0,80}?)(?:, ?rank=\d+)? )?pid=[\w.-]+(?:, ip=[\w.:\[\]-]+)?\) ?"
     r"|\((?P<daemon>raylet|autoscaler|gcs_server|dashboard)(?:[ ,+][^()]{0,60})?\) ?"
