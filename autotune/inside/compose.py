@@ -43,7 +43,20 @@ def greeting():
         "ray": version_of("ray")[1],
         "transformers": version_of("transformers")[1],
         "cpus": os.cpu_count(),
+        "cuda_devices": cuda_devices(),
     }
+
+
+def cuda_devices(driver="/proc/driver/nvidia/gpus"):
+    """NVIDIA GPUs that the kernel driver lists, less what CUDA_VISIBLE_DEVICES hides; None: no driver, so not known."""
+    try:
+        present = len(os.listdir(driver))
+    except OSError:
+        return None
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        return present
+    return min(present, len([name for name in visible.split(",") if name.strip() not in ("", "-1")]))
 
 
 def verl_folder():
@@ -67,14 +80,16 @@ def config_folder(config_path, folder):
 def plain(node, prefix, missing):
     """A configuration as plain values; what cannot be resolved becomes null and its key is listed."""
     from omegaconf import DictConfig, ListConfig, OmegaConf
-    from omegaconf.errors import InterpolationResolutionError, MissingMandatoryValue
+    from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
     def child(key):
         try:
             if OmegaConf.is_missing(node, key):
                 raise MissingMandatoryValue(key)
             return node[key]
-        except (InterpolationResolutionError, MissingMandatoryValue):
+        except (
+            OmegaConfBaseException
+        ):  # no such key, no such resolver, no value, or an interpolation that does not parse
             missing.append(f"{prefix}{key}")
             return None
 
