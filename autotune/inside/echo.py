@@ -8,6 +8,8 @@ import functools
 import json
 import os
 import sys
+from collections.abc import Callable
+from typing import Any
 
 from autotune.inside import PROTOCOL
 from autotune.inside.imports import after_import
@@ -41,12 +43,12 @@ _KEYS = {
 class Echo:
     """The report of one process; written again whenever something in it changed."""
 
-    def __init__(self, role):
+    def __init__(self, role: str) -> None:
         self._role = role
-        self._values = {}
-        self._extra = {}
+        self._values: dict[str, Any] = {}
+        self._extra: dict[str, Any] = {}
 
-    def say(self, values, extra=None):
+    def say(self, values: dict[str, Any], extra: dict[str, Any] | None = None) -> None:
         """Adds values by knob key, and facts that are no knobs."""
         before = (dict(self._values), dict(self._extra))
         self._values.update(values)
@@ -54,7 +56,7 @@ class Echo:
         if (self._values, self._extra) != before:
             self._write()
 
-    def _write(self):
+    def _write(self) -> None:
         folder = os.environ.get(FOLDER)
         if not folder:
             return
@@ -75,12 +77,12 @@ class Echo:
             complain(f"the report {path} could not be written: {error}")
 
 
-def complain(message):
+def complain(message: str) -> None:
     """One line on standard error; standard output belongs to the job."""
     print(f"autotune echo: {message}", file=sys.stderr, flush=True)
 
 
-def parts(owner, *names):
+def parts(owner: Any, *names: str) -> list[Any] | None:
     """The named attributes of a module or class; None if one is absent, as in a release that this was not written for.
 
     A report that cannot be made must not turn the import of verl's or vLLM's module into an error.
@@ -93,7 +95,7 @@ def parts(owner, *names):
     return found
 
 
-def training_phase(engine, forward_only):
+def training_phase(engine: Any, forward_only: bool) -> str:
     """The phase that an engine call belongs to, by what kind of engine it is.
 
     A reference policy that is the actor without its LoRA adapter runs on the actor's engine and counts as `old_log_prob`:
@@ -106,7 +108,7 @@ def training_phase(engine, forward_only):
     return "old_log_prob" if forward_only else "update_actor"
 
 
-def training_values(phase, dynamic, tokens, micro_batch):
+def training_values(phase: str, dynamic: Any, tokens: Any, micro_batch: Any) -> dict[str, Any]:
     """What took effect in a phase, by knob key; the size that is not used is left out, and so is what is unknown."""
     dynamic_key, tokens_key, micro_key = _KEYS[phase]
     values = {}
@@ -119,11 +121,11 @@ def training_values(phase, dynamic, tokens, micro_batch):
     return values
 
 
-def _whole(value):
+def _whole(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def _watch_training(module):
+def _watch_training(module: Any) -> None:
     """FSDP engines: reads the sizes where the batch is cut (engine/fsdp/transformer_impl.py:737)."""
     found = parts(module, "FSDPEngine", "prepare_micro_batches")
     if found is None:
@@ -136,10 +138,10 @@ def _watch_training(module):
     from verl.utils import tensordict_utils as tu
 
     echo = Echo("trainer")
-    last = {}
+    last: dict[str, Any] = {}
 
     @functools.wraps(cut)
-    def prepare_micro_batches(*args, **kwargs):
+    def prepare_micro_batches(*args: Any, **kwargs: Any) -> Any:
         result = cut(*args, **kwargs)
         data = kwargs["data"] if "data" in kwargs else args[0]
         for key in ("use_dynamic_bsz", "max_token_len_per_gpu", "micro_batch_size_per_gpu"):
@@ -148,7 +150,7 @@ def _watch_training(module):
         return result
 
     @functools.wraps(run)
-    def forward_backward_batch(self, data, loss_function, forward_only=False):
+    def forward_backward_batch(self: Any, data: Any, loss_function: Any, forward_only: bool = False) -> Any:
         last.clear()  # an engine that cuts its batch elsewhere must not be given the sizes of the call before
         result = run(self, data, loss_function, forward_only=forward_only)
         if last:
@@ -175,7 +177,7 @@ _ENGINE_KEYS = {
 }
 
 
-def engine_values(config):
+def engine_values(config: Any) -> dict[str, Any]:
     """What a vLLM engine was really built with, by knob key; what a release calls otherwise is left out."""
     values = {}
     for name, (section, attribute) in _ENGINE_KEYS.items():
@@ -189,12 +191,12 @@ class Peak:
     """The largest number of requests that ran together. Reported when the batch shrinks again, about once per wave of
     requests, so that watching costs the scheduler next to nothing."""
 
-    def __init__(self, report):
+    def __init__(self, report: Callable[[int], object]) -> None:
         self._report = report
         self._largest = 0
         self._reported = 0
 
-    def see(self, running):
+    def see(self, running: int) -> None:
         """Takes the number of requests that run after one scheduling pass."""
         if running > self._largest:
             self._largest = running
@@ -203,17 +205,20 @@ class Peak:
             self._report(self._largest)
 
 
-def _watch_engine(module):
+def _watch_engine(module: Any) -> None:
     """vLLM's engine core, once it has sized its cache (vllm/v1/engine/core.py, `_initialize_kv_caches`)."""
     found = parts(module, "EngineCore")
-    sizing = found and parts(found[0], "_initialize_kv_caches")
-    if not sizing:
+    if found is None:
         return
-    (core_class,), (sized,) = found, sizing
+    (core_class,) = found
+    sizing = parts(core_class, "_initialize_kv_caches")
+    if sizing is None:
+        return
+    (sized,) = sizing
     echo = Echo("engine")
 
     @functools.wraps(sized)
-    def _initialize_kv_caches(self, vllm_config):
+    def _initialize_kv_caches(self: Any, vllm_config: Any) -> Any:
         result = sized(self, vllm_config)
         cache = getattr(vllm_config, "cache_config", None)
         echo.say(
@@ -229,17 +234,20 @@ def _watch_engine(module):
     after_import("vllm.v1.core.sched.scheduler", lambda scheduling: _watch_batch(scheduling, echo))
 
 
-def _watch_batch(module, echo):
+def _watch_batch(module: Any, echo: Echo) -> None:
     """How many requests really ran together (vllm/v1/core/sched/scheduler.py, `schedule`)."""
     found = parts(module, "Scheduler")
-    scheduling = found and parts(found[0], "schedule")
-    if not scheduling:
+    if found is None:
         return
-    (scheduler_class,), (schedule,) = found, scheduling
+    (scheduler_class,) = found
+    scheduling = parts(scheduler_class, "schedule")
+    if scheduling is None:
+        return
+    (schedule,) = scheduling
     peak = Peak(lambda largest: echo.say({}, {"largest_batch": largest}))
 
     @functools.wraps(schedule)
-    def watched(self, *args, **kwargs):
+    def watched(self: Any, *args: Any, **kwargs: Any) -> Any:
         result = schedule(self, *args, **kwargs)
         peak.see(len(getattr(self, "running", ())))
         return result
@@ -247,7 +255,7 @@ def _watch_batch(module, echo):
     scheduler_class.schedule = watched
 
 
-def _watch_poll(module):
+def _watch_poll(module: Any) -> None:
     """The interval at which the v1 trainer looks for the end of generation (replay_buffer.py:144)."""
     found = parts(module, "ReplayBuffer")
     if found is None:
@@ -257,7 +265,7 @@ def _watch_poll(module):
     made = buffer_class.__init__
 
     @functools.wraps(made)
-    def __init__(self, *args, **kwargs):
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
         made(self, *args, **kwargs)
         interval = getattr(self, "poll_interval", None)
         if interval is not None:
@@ -266,14 +274,14 @@ def _watch_poll(module):
     buffer_class.__init__ = __init__
 
 
-def watch_trainer():
+def watch_trainer() -> None:
     """In processes that import verl."""
     if os.environ.get(FOLDER):
         after_import("verl.workers.engine.fsdp.transformer_impl", _watch_training)
         after_import("verl.trainer.ppo.v1.replay_buffer", _watch_poll)
 
 
-def watch_engine():
+def watch_engine() -> None:
     """In processes of vLLM."""
     if os.environ.get(FOLDER):
         after_import("vllm.v1.engine.core", _watch_engine)

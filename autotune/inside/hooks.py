@@ -12,14 +12,16 @@ The last four matter only together with DAPO's filter groups or refilling, so do
 `algorithm.filter_groups.enable` or `trainer.v1.sampler.sync_refill_failed_groups` is set: both would silently be off.
 """
 
+from typing import Any
+
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 
 POLL_SECONDS = 0.05
 
 
-class FastPollReplayBuffer(ReplayBuffer):
+class FastPollReplayBuffer(ReplayBuffer):  # type: ignore[misc]  # verl is not there where types are checked
     """verl's own replay buffer with another poll interval."""
 
-    def __init__(self, *args, **kwargs):
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
         kwargs.setdefault("poll_interval", POLL_SECONDS)  # verl passes everything by name, and never this one
         super().__init__(*args, **kwargs)
