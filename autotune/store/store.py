@@ -19,7 +19,7 @@ from alembic.script import ScriptDirectory
 from alembic.util import CommandError
 from sqlalchemy import Engine, case, create_engine, delete, event, func, inspect, select, text
 from sqlalchemy.engine import make_url
-from sqlalchemy.exc import ArgumentError, DatabaseError, OperationalError
+from sqlalchemy.exc import ArgumentError, DatabaseError, NoSuchModuleError
 from sqlalchemy.orm import Session
 from sqlalchemy.pool import NullPool
 
@@ -36,8 +36,10 @@ _NETWORK_FILESYSTEMS = ("nfs", "nfs4", "cifs", "smb3", "lustre", "fuse.sshfs", "
 class Store:
     """One database with our tables and Optuna's. Every call is one short transaction; reading never blocks the writer."""
 
-    def __init__(self, url: str, engine: Engine) -> None:
-        self.url = url
+    def __init__(self, url: str, shown: str, engine: Engine) -> None:
+        self.url = shown
+        """Where it is, for people: without the password."""
+        self._url = url
         self._engine = engine
 
     @classmethod
@@ -52,8 +54,9 @@ class Store:
         """
         try:
             parsed = make_url(url)
-        except ArgumentError as error:
-            raise BadInput(f"--storage {url!r} is no database URL; try sqlite:///trials.db") from error
+        except (ArgumentError, ValueError):
+            # Without its cause: that, and a text which is no URL, may show a password.
+            raise BadInput(f"--storage {_before_login(url)!r} is no database URL; try sqlite:///trials.db") from None
         shown = parsed.render_as_string(hide_password=True)
         if parsed.get_backend_name() == "sqlite":
             _check_file(parsed.database, shown)
@@ -67,16 +70,20 @@ class Store:
                 config.attributes["connection"] = connection
                 _refuse_later_schema(config, engine, shown)
                 alembic.upgrade(config, "head")
+        except NoSuchModuleError as error:
+            raise BadInput(
+                f"--storage {shown}: there is no driver {parsed.drivername}; try sqlite or postgresql+psycopg"
+            ) from error
         except ModuleNotFoundError as error:
             raise BadInput(
                 f"--storage {shown}: the driver {error.name} is not installed; pip install 'verl-autotune[postgres]'"
             ) from error
-        except (DatabaseError, OperationalError, sqlite3.DatabaseError) as error:
+        except (DatabaseError, sqlite3.DatabaseError) as error:
             reason = str(getattr(error, "orig", error)).strip().splitlines()[0]
             raise BadInput(
                 f"--storage {shown} cannot be opened: {reason}; name another database with --storage"
             ) from error
-        return cls(url, engine)
+        return cls(url, shown, engine)
 
     def close(self) -> None:
         """Gives back the connections."""
@@ -85,9 +92,9 @@ class Store:
     def optuna_storage(self) -> optuna.storages.RDBStorage:
         """Optuna's storage in the same database."""
         arguments: dict[str, Any] = {"poolclass": NullPool}
-        if self.url.startswith("sqlite"):
+        if self._url.startswith("sqlite"):
             arguments["connect_args"] = {"timeout": BUSY_SECONDS}
-        return optuna.storages.RDBStorage(self.url, engine_kwargs=arguments)
+        return optuna.storages.RDBStorage(self._url, engine_kwargs=arguments)
 
     def create_study(
         self,
@@ -288,6 +295,11 @@ class Store:
         if number is not None:
             query = query.where(TrialRow.number == number)
         return [_trial_record(row, int(settled), int(steps)) for row, settled, steps in session.execute(query)]
+
+
+def _before_login(url: str) -> str:
+    """The URL with everything up to its last `@` masked, since where a login ends in a broken one nobody knows."""
+    return f"***{url[url.rindex('@') :]}" if "@" in url else url
 
 
 def _engine(url: str) -> Engine:
