@@ -6,7 +6,9 @@ import difflib
 import math
 import os
 import sqlite3
+import time
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import asdict
 from datetime import datetime, timezone
 from pathlib import Path
@@ -17,7 +19,7 @@ from alembic import command as alembic
 from alembic.config import Config
 from alembic.script import ScriptDirectory
 from alembic.util import CommandError
-from sqlalchemy import Engine, case, create_engine, delete, event, func, inspect, select, text
+from sqlalchemy import Connection, Engine, case, create_engine, delete, event, func, inspect, select, text
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, DatabaseError, NoSuchModuleError
 from sqlalchemy.orm import Session
@@ -29,6 +31,9 @@ from autotune.values import BadInput, Failure, KnobValue, Measurement, Point, St
 
 VERSION_TABLE = "autotune_alembic_version"
 BUSY_SECONDS = 60.0
+_WRITES = {"autotune_writes": True}
+_MIGRATION_LOCK = 0x6175746F74756E65
+"""Key of the advisory lock that one migration at a time holds in PostgreSQL: "autotune" in ASCII."""
 _MIGRATIONS = Path(__file__).resolve().parent / "migrations"
 _NETWORK_FILESYSTEMS = ("nfs", "nfs4", "cifs", "smb3", "lustre", "fuse.sshfs", "9p.nfs")
 
@@ -41,6 +46,7 @@ class Store:
         """Where it is, for people: without the password."""
         self._url = url
         self._engine = engine
+        self._writing = engine.execution_options(**_WRITES)
 
     @classmethod
     def open(cls, url: str) -> Store:
@@ -56,7 +62,7 @@ class Store:
             parsed = make_url(url)
         except (ArgumentError, ValueError):
             # Without its cause: that, and a text which is no URL, may show a password.
-            raise BadInput(f"--storage {_before_login(url)!r} is no database URL; try sqlite:///trials.db") from None
+            raise BadInput(f"--storage {_without_login(url)!r} is no database URL; try sqlite:///trials.db") from None
         shown = parsed.render_as_string(hide_password=True)
         if parsed.get_backend_name() == "sqlite":
             _check_file(parsed.database, shown)
@@ -64,12 +70,9 @@ class Store:
             raise BadInput(f"--storage {shown}: autotune stores in SQLite or PostgreSQL")
         try:
             engine = _engine(url)
-            with engine.begin() as connection:
-                config = Config()
-                config.set_main_option("script_location", str(_MIGRATIONS).replace("%", "%%"))
-                config.attributes["connection"] = connection
-                _refuse_later_schema(config, engine, shown)
-                alembic.upgrade(config, "head")
+            _migrate(engine, shown)
+            if parsed.get_backend_name() == "sqlite":
+                _write_ahead(engine)
         except NoSuchModuleError as error:
             raise BadInput(
                 f"--storage {shown}: there is no driver {parsed.drivername}; try sqlite or postgresql+psycopg"
@@ -118,7 +121,7 @@ class Store:
             BadInput: there is a study of that name.
         """
         now = _now()
-        with Session(self._engine) as session, session.begin():
+        with Session(self._writing) as session, session.begin():
             if session.scalar(select(StudyRow.id).where(StudyRow.name == name)) is not None:
                 raise BadInput(
                     f"there is a study named {name!r} in {self.url} already; choose another name with --study"
@@ -191,7 +194,7 @@ class Store:
         simulated: bool,
     ) -> int:
         """Stores a queued trial; returns its number in the study, from 0."""
-        with Session(self._engine) as session, session.begin():
+        with Session(self._writing) as session, session.begin():
             last = session.scalar(select(func.max(TrialRow.number)).where(TrialRow.study_id == study_id))
             number = 0 if last is None else last + 1
             session.add(
@@ -214,7 +217,7 @@ class Store:
 
     def start_trial(self, study_id: int, number: int, *, run_dir: str) -> None:
         """The launch begins."""
-        with Session(self._engine) as session, session.begin():
+        with Session(self._writing) as session, session.begin():
             row = _trial_row(session, study_id, number)
             _move(row, TrialState.RUNNING)
             row.started_at = _now()
@@ -222,7 +225,7 @@ class Store:
 
     def add_step(self, study_id: int, number: int, step: StepRecord) -> None:
         """A step of a running trial was finished."""
-        with Session(self._engine) as session, session.begin():
+        with Session(self._writing) as session, session.begin():
             row = _trial_row(session, study_id, number)
             session.execute(delete(StepRow).where(StepRow.trial_id == row.id, StepRow.step == step.step))
             session.add(_step_row(row.id, step))
@@ -235,7 +238,7 @@ class Store:
         Raises:
             WrongTransition: the trial has ended before.
         """
-        with Session(self._engine) as session, session.begin():
+        with Session(self._writing) as session, session.begin():
             row = _trial_row(session, study_id, number)
             _move(row, state)
             row.ended_at = _now()
@@ -276,7 +279,7 @@ class Store:
             ]
 
     def _update_study(self, study_id: int, **values: Any) -> None:
-        with Session(self._engine) as session, session.begin():
+        with Session(self._writing) as session, session.begin():
             row = session.get_one(StudyRow, study_id)
             for name, value in values.items():
                 setattr(row, name, value)
@@ -297,7 +300,7 @@ class Store:
         return [_trial_record(row, int(settled), int(steps)) for row, settled, steps in session.execute(query)]
 
 
-def _before_login(url: str) -> str:
+def _without_login(url: str) -> str:
     """The URL with everything up to its last `@` masked, since where a login ends in a broken one nobody knows."""
     return f"***{url[url.rindex('@') :]}" if "@" in url else url
 
@@ -309,10 +312,47 @@ def _engine(url: str) -> Engine:
 
     @event.listens_for(engine, "connect")
     def prepare(connection: sqlite3.Connection, _: object) -> None:
-        connection.execute("PRAGMA journal_mode=WAL")
+        connection.isolation_level = (
+            None  # the driver begins no transaction before DDL, so `begin` below does it always
+        )
         connection.execute("PRAGMA foreign_keys=ON")
 
+    @event.listens_for(engine, "begin")
+    def begin(connection: Connection) -> None:
+        # A writer takes its lock at once: one that reads first would fail, not wait, when another wrote in between.
+        writes = _WRITES.keys() <= connection.get_execution_options().keys()
+        connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
+
     return engine
+
+
+def _migrate(engine: Engine, shown: str) -> None:
+    """Brings the tables up to date in one transaction that only one process at a time can be in."""
+    config = Config()
+    config.set_main_option("script_location", str(_MIGRATIONS).replace("%", "%%"))
+    with engine.execution_options(**_WRITES).begin() as connection:
+        if connection.dialect.name == "postgresql":
+            connection.execute(select(func.pg_advisory_xact_lock(_MIGRATION_LOCK)))
+        config.attributes["connection"] = connection
+        _refuse_later_schema(config, connection, shown)
+        alembic.upgrade(config, "head")
+
+
+def _write_ahead(engine: Engine) -> None:
+    """Switches SQLite to write-ahead logging, where readers and the writer do not wait for each other.
+
+    The switch needs the file to itself, and SQLite does not wait for that by itself.
+    """
+    end = time.monotonic() + BUSY_SECONDS
+    with closing(engine.raw_connection()) as connection:
+        cursor = connection.cursor()
+        while cursor.execute("PRAGMA journal_mode").fetchone() != ("wal",):
+            try:
+                cursor.execute("PRAGMA journal_mode=WAL")
+            except sqlite3.OperationalError:
+                if time.monotonic() > end:
+                    raise
+                time.sleep(0.02)
 
 
 def _check_file(database: str | None, shown: str) -> None:
@@ -354,8 +394,7 @@ def _filesystem(folder: Path) -> str:
     return best[1]
 
 
-def _refuse_later_schema(config: Config, engine: Engine, shown: str) -> None:
-    connection = config.attributes["connection"]
+def _refuse_later_schema(config: Config, connection: Connection, shown: str) -> None:
     if not inspect(connection).has_table(VERSION_TABLE):
         return
     stored = connection.execute(text(f"SELECT version_num FROM {VERSION_TABLE}")).scalar()
