@@ -18,7 +18,6 @@ import optuna
 from alembic import command as alembic
 from alembic.config import Config
 from alembic.script import ScriptDirectory
-from alembic.util import CommandError
 from sqlalchemy import Connection, Engine, case, create_engine, delete, event, func, inspect, select, text
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, DatabaseError, NoSuchModuleError
@@ -327,15 +326,21 @@ def _engine(url: str) -> Engine:
 
 
 def _migrate(engine: Engine, shown: str) -> None:
-    """Brings the tables up to date in one transaction that only one process at a time can be in."""
+    """Brings the tables up to date in one transaction that only one process at a time can be in.
+
+    A database that is up to date is only read, so that opening one does not wait for its writer.
+    """
     config = Config()
     config.set_main_option("script_location", str(_MIGRATIONS).replace("%", "%%"))
+    with engine.connect() as connection:
+        if _is_current(config, connection, shown):
+            return
     with engine.execution_options(**_WRITES).begin() as connection:
         if connection.dialect.name == "postgresql":
             connection.execute(select(func.pg_advisory_xact_lock(_MIGRATION_LOCK)))
-        config.attributes["connection"] = connection
-        _refuse_later_schema(config, connection, shown)
-        alembic.upgrade(config, "head")
+        if not _is_current(config, connection, shown):
+            config.attributes["connection"] = connection
+            alembic.upgrade(config, "head")
 
 
 def _write_ahead(engine: Engine) -> None:
@@ -394,18 +399,18 @@ def _filesystem(folder: Path) -> str:
     return best[1]
 
 
-def _refuse_later_schema(config: Config, connection: Connection, shown: str) -> None:
+def _is_current(config: Config, connection: Connection, shown: str) -> bool:
+    """Whether the database has the tables of this autotune; those of a later one are refused."""
     if not inspect(connection).has_table(VERSION_TABLE):
-        return
+        return False
     stored = connection.execute(text(f"SELECT version_num FROM {VERSION_TABLE}")).scalar()
-    try:
-        known = stored is None or ScriptDirectory.from_config(config).get_revision(stored) is not None
-    except CommandError:
-        known = False
-    if not known:
+    known = [script.revision for script in ScriptDirectory.from_config(config).walk_revisions()]
+    if stored is not None and stored not in known:
         raise BadInput(
-            f"--storage {shown} was written by a later autotune (schema {stored}); upgrade autotune, or name another database"
+            f"--storage {shown} was written by a later autotune (schema {stored}); "
+            "upgrade autotune, or name another database"
         )
+    return stored == known[0]
 
 
 def _trial_row(session: Session, study_id: int, number: int) -> TrialRow:
