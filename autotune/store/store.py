@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import logging
 import math
 import os
 import sqlite3
@@ -28,6 +29,7 @@ from autotune.store.records import TRANSITIONS, StudyRecord, TrialRecord, WrongT
 from autotune.store.tables import StepRow, StudyRow, TrialRow
 from autotune.values import BadInput, Failure, KnobValue, Measurement, Point, StepRecord, TrialKind, TrialState
 
+_LOG = logging.getLogger(__name__)
 VERSION_TABLE = "autotune_alembic_version"
 BUSY_SECONDS = 60.0
 _WRITES = {"autotune_writes": True}
@@ -203,7 +205,7 @@ class Store:
                     optuna_number=optuna_number,
                     kind=kind.value,
                     state=TrialState.QUEUED.value,
-                    point=point.as_dict(),
+                    point=_json(point.as_dict()),
                     overrides=list(overrides),
                     origin=origin,
                     simulated=simulated,
@@ -223,7 +225,9 @@ class Store:
             row.run_dir = run_dir
 
     def add_step(self, study_id: int, number: int, step: StepRecord) -> None:
-        """A step of a running trial was finished."""
+        """A step of a running trial was finished; one without a finite duration is left out, with a warning."""
+        if not _timed(number, step):
+            return
         with Session(self._writing) as session, session.begin():
             row = _trial_row(session, study_id, number)
             session.execute(delete(StepRow).where(StepRow.trial_id == row.id, StepRow.step == step.step))
@@ -233,6 +237,8 @@ class Store:
         self, study_id: int, number: int, state: TrialState, *, measurement: Measurement | None, failure: Failure | None
     ) -> TrialRecord:
         """The launch ended; a measurement's own steps take the place of those seen live.
+
+        A step without a finite duration is left out, with a warning.
 
         Raises:
             WrongTransition: the trial has ended before.
@@ -258,7 +264,7 @@ class Store:
                 row.echo = _json(measurement.echo)
                 row.gpus = [_json(asdict(gpu)) for gpu in measurement.gpus]
                 session.execute(delete(StepRow).where(StepRow.trial_id == row.id))
-                session.add_all([_step_row(row.id, step) for step in measurement.steps])
+                session.add_all([_step_row(row.id, step) for step in measurement.steps if _timed(number, step)])
             session.flush()
             return self._records(session, study_id, number)[0]
 
@@ -422,6 +428,14 @@ def _move(row: TrialRow, state: TrialState) -> None:
     if state not in TRANSITIONS[now]:
         raise WrongTransition(f"trial {row.number} is {now.value} and cannot become {state.value}")
     row.state = state.value
+
+
+def _timed(number: int, step: StepRecord) -> bool:
+    """Whether a step can be stored. A duration of NaN is no measurement, and SQLite would take it for a missing value."""
+    if math.isfinite(step.seconds):
+        return True
+    _LOG.warning("trial %d: step %d took %s seconds and is left out", number, step.step, step.seconds)
+    return False
 
 
 def _step_row(trial_id: int, step: StepRecord) -> StepRow:
