@@ -196,6 +196,8 @@ class Store:
     ) -> int:
         """Stores a queued trial; returns its number in the study, from 0."""
         with Session(self._writing) as session, session.begin():
+            # The study's row is locked so that two writers never take the same number (SQLite has one writer anyway).
+            session.execute(select(StudyRow.id).where(StudyRow.id == study_id).with_for_update()).one()
             last = session.scalar(select(func.max(TrialRow.number)).where(TrialRow.study_id == study_id))
             number = 0 if last is None else last + 1
             session.add(
