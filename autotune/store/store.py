@@ -89,6 +89,16 @@ class Store:
             ) from error
         return cls(url, shown, engine)
 
+    @staticmethod
+    def missing_file(url: str) -> Path | None:
+        """The file of a SQLite URL if it does not exist, which `open` would make; None for every other URL."""
+        try:
+            parsed = make_url(url)
+        except (ArgumentError, ValueError):
+            return None
+        path = Path(parsed.database) if parsed.get_backend_name() == "sqlite" and parsed.database else None
+        return path if path is not None and not path.exists() else None
+
     def close(self) -> None:
         """Gives back the connections."""
         self._engine.dispose()
