@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import difflib
+import logging
 import math
 import os
 import sqlite3
+import time
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import asdict
 from datetime import datetime, timezone
 from pathlib import Path
@@ -16,10 +19,9 @@ import optuna
 from alembic import command as alembic
 from alembic.config import Config
 from alembic.script import ScriptDirectory
-from alembic.util import CommandError
-from sqlalchemy import Engine, case, create_engine, delete, event, func, inspect, select, text
+from sqlalchemy import Connection, Engine, case, create_engine, delete, event, func, inspect, select, text
 from sqlalchemy.engine import make_url
-from sqlalchemy.exc import ArgumentError, DatabaseError, OperationalError
+from sqlalchemy.exc import ArgumentError, DatabaseError, NoSuchModuleError
 from sqlalchemy.orm import Session
 from sqlalchemy.pool import NullPool
 
@@ -27,8 +29,12 @@ from autotune.store.records import TRANSITIONS, StudyRecord, TrialRecord, WrongT
 from autotune.store.tables import StepRow, StudyRow, TrialRow
 from autotune.values import BadInput, Failure, KnobValue, Measurement, Point, StepRecord, TrialKind, TrialState
 
+_LOG = logging.getLogger(__name__)
 VERSION_TABLE = "autotune_alembic_version"
 BUSY_SECONDS = 60.0
+_WRITES = {"autotune_writes": True}
+_MIGRATION_LOCK = 0x6175746F74756E65
+"""Key of the advisory lock that one migration at a time holds in PostgreSQL: "autotune" in ASCII."""
 _MIGRATIONS = Path(__file__).resolve().parent / "migrations"
 _NETWORK_FILESYSTEMS = ("nfs", "nfs4", "cifs", "smb3", "lustre", "fuse.sshfs", "9p.nfs")
 
@@ -36,9 +42,12 @@ _NETWORK_FILESYSTEMS = ("nfs", "nfs4", "cifs", "smb3", "lustre", "fuse.sshfs", "
 class Store:
     """One database with our tables and Optuna's. Every call is one short transaction; reading never blocks the writer."""
 
-    def __init__(self, url: str, engine: Engine) -> None:
-        self.url = url
+    def __init__(self, url: str, shown: str, engine: Engine) -> None:
+        self.url = shown
+        """Where it is, for people: without the password."""
+        self._url = url
         self._engine = engine
+        self._writing = engine.execution_options(**_WRITES)
 
     @classmethod
     def open(cls, url: str) -> Store:
@@ -52,8 +61,9 @@ class Store:
         """
         try:
             parsed = make_url(url)
-        except ArgumentError as error:
-            raise BadInput(f"--storage {url!r} is no database URL; try sqlite:///trials.db") from error
+        except (ArgumentError, ValueError):
+            # Without its cause: that, and a text which is no URL, may show a password.
+            raise BadInput(f"--storage {_without_login(url)!r} is no database URL; try sqlite:///trials.db") from None
         shown = parsed.render_as_string(hide_password=True)
         if parsed.get_backend_name() == "sqlite":
             _check_file(parsed.database, shown)
@@ -61,22 +71,33 @@ class Store:
             raise BadInput(f"--storage {shown}: autotune stores in SQLite or PostgreSQL")
         try:
             engine = _engine(url)
-            with engine.begin() as connection:
-                config = Config()
-                config.set_main_option("script_location", str(_MIGRATIONS).replace("%", "%%"))
-                config.attributes["connection"] = connection
-                _refuse_later_schema(config, engine, shown)
-                alembic.upgrade(config, "head")
+            _migrate(engine, shown)
+            if parsed.get_backend_name() == "sqlite":
+                _write_ahead(engine)
+        except NoSuchModuleError as error:
+            raise BadInput(
+                f"--storage {shown}: there is no driver {parsed.drivername}; try sqlite or postgresql+psycopg"
+            ) from error
         except ModuleNotFoundError as error:
             raise BadInput(
                 f"--storage {shown}: the driver {error.name} is not installed; pip install 'verl-autotune[postgres]'"
             ) from error
-        except (DatabaseError, OperationalError, sqlite3.DatabaseError) as error:
+        except (DatabaseError, sqlite3.DatabaseError) as error:
             reason = str(getattr(error, "orig", error)).strip().splitlines()[0]
             raise BadInput(
                 f"--storage {shown} cannot be opened: {reason}; name another database with --storage"
             ) from error
-        return cls(url, engine)
+        return cls(url, shown, engine)
+
+    @staticmethod
+    def missing_file(url: str) -> Path | None:
+        """The file of a SQLite URL if it does not exist, which `open` would make; None for every other URL."""
+        try:
+            parsed = make_url(url)
+        except (ArgumentError, ValueError):
+            return None
+        path = Path(parsed.database) if parsed.get_backend_name() == "sqlite" and parsed.database else None
+        return path if path is not None and not path.exists() else None
 
     def close(self) -> None:
         """Gives back the connections."""
@@ -85,9 +106,9 @@ class Store:
     def optuna_storage(self) -> optuna.storages.RDBStorage:
         """Optuna's storage in the same database."""
         arguments: dict[str, Any] = {"poolclass": NullPool}
-        if self.url.startswith("sqlite"):
+        if self._url.startswith("sqlite"):
             arguments["connect_args"] = {"timeout": BUSY_SECONDS}
-        return optuna.storages.RDBStorage(self.url, engine_kwargs=arguments)
+        return optuna.storages.RDBStorage(self._url, engine_kwargs=arguments)
 
     def create_study(
         self,
@@ -111,7 +132,7 @@ class Store:
             BadInput: there is a study of that name.
         """
         now = _now()
-        with Session(self._engine) as session, session.begin():
+        with Session(self._writing) as session, session.begin():
             if session.scalar(select(StudyRow.id).where(StudyRow.name == name)) is not None:
                 raise BadInput(
                     f"there is a study named {name!r} in {self.url} already; choose another name with --study"
@@ -184,7 +205,9 @@ class Store:
         simulated: bool,
     ) -> int:
         """Stores a queued trial; returns its number in the study, from 0."""
-        with Session(self._engine) as session, session.begin():
+        with Session(self._writing) as session, session.begin():
+            # The study's row is locked so that two writers never take the same number (SQLite has one writer anyway).
+            session.execute(select(StudyRow.id).where(StudyRow.id == study_id).with_for_update()).one()
             last = session.scalar(select(func.max(TrialRow.number)).where(TrialRow.study_id == study_id))
             number = 0 if last is None else last + 1
             session.add(
@@ -194,7 +217,7 @@ class Store:
                     optuna_number=optuna_number,
                     kind=kind.value,
                     state=TrialState.QUEUED.value,
-                    point=point.as_dict(),
+                    point=_json(point.as_dict()),
                     overrides=list(overrides),
                     origin=origin,
                     simulated=simulated,
@@ -207,15 +230,17 @@ class Store:
 
     def start_trial(self, study_id: int, number: int, *, run_dir: str) -> None:
         """The launch begins."""
-        with Session(self._engine) as session, session.begin():
+        with Session(self._writing) as session, session.begin():
             row = _trial_row(session, study_id, number)
             _move(row, TrialState.RUNNING)
             row.started_at = _now()
             row.run_dir = run_dir
 
     def add_step(self, study_id: int, number: int, step: StepRecord) -> None:
-        """A step of a running trial was finished."""
-        with Session(self._engine) as session, session.begin():
+        """A step of a running trial was finished; one without a finite duration is left out, with a warning."""
+        if not _timed(number, step):
+            return
+        with Session(self._writing) as session, session.begin():
             row = _trial_row(session, study_id, number)
             session.execute(delete(StepRow).where(StepRow.trial_id == row.id, StepRow.step == step.step))
             session.add(_step_row(row.id, step))
@@ -225,10 +250,12 @@ class Store:
     ) -> TrialRecord:
         """The launch ended; a measurement's own steps take the place of those seen live.
 
+        A step without a finite duration is left out, with a warning.
+
         Raises:
             WrongTransition: the trial has ended before.
         """
-        with Session(self._engine) as session, session.begin():
+        with Session(self._writing) as session, session.begin():
             row = _trial_row(session, study_id, number)
             _move(row, state)
             row.ended_at = _now()
@@ -249,7 +276,7 @@ class Store:
                 row.echo = _json(measurement.echo)
                 row.gpus = [_json(asdict(gpu)) for gpu in measurement.gpus]
                 session.execute(delete(StepRow).where(StepRow.trial_id == row.id))
-                session.add_all([_step_row(row.id, step) for step in measurement.steps])
+                session.add_all([_step_row(row.id, step) for step in measurement.steps if _timed(number, step)])
             session.flush()
             return self._records(session, study_id, number)[0]
 
@@ -269,7 +296,7 @@ class Store:
             ]
 
     def _update_study(self, study_id: int, **values: Any) -> None:
-        with Session(self._engine) as session, session.begin():
+        with Session(self._writing) as session, session.begin():
             row = session.get_one(StudyRow, study_id)
             for name, value in values.items():
                 setattr(row, name, value)
@@ -290,6 +317,11 @@ class Store:
         return [_trial_record(row, int(settled), int(steps)) for row, settled, steps in session.execute(query)]
 
 
+def _without_login(url: str) -> str:
+    """The URL with everything up to its last `@` masked, since where a login ends in a broken one nobody knows."""
+    return f"***{url[url.rindex('@') :]}" if "@" in url else url
+
+
 def _engine(url: str) -> Engine:
     if not url.startswith("sqlite"):
         return create_engine(url, poolclass=NullPool)
@@ -297,10 +329,53 @@ def _engine(url: str) -> Engine:
 
     @event.listens_for(engine, "connect")
     def prepare(connection: sqlite3.Connection, _: object) -> None:
-        connection.execute("PRAGMA journal_mode=WAL")
+        connection.isolation_level = (
+            None  # the driver begins no transaction before DDL, so `begin` below does it always
+        )
         connection.execute("PRAGMA foreign_keys=ON")
 
+    @event.listens_for(engine, "begin")
+    def begin(connection: Connection) -> None:
+        # A writer takes its lock at once: one that reads first would fail, not wait, when another wrote in between.
+        writes = _WRITES.keys() <= connection.get_execution_options().keys()
+        connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
+
     return engine
+
+
+def _migrate(engine: Engine, shown: str) -> None:
+    """Brings the tables up to date in one transaction that only one process at a time can be in.
+
+    A database that is up to date is only read, so that opening one does not wait for its writer.
+    """
+    config = Config()
+    config.set_main_option("script_location", str(_MIGRATIONS).replace("%", "%%"))
+    with engine.connect() as connection:
+        if _is_current(config, connection, shown):
+            return
+    with engine.execution_options(**_WRITES).begin() as connection:
+        if connection.dialect.name == "postgresql":
+            connection.execute(select(func.pg_advisory_xact_lock(_MIGRATION_LOCK)))
+        if not _is_current(config, connection, shown):
+            config.attributes["connection"] = connection
+            alembic.upgrade(config, "head")
+
+
+def _write_ahead(engine: Engine) -> None:
+    """Switches SQLite to write-ahead logging, where readers and the writer do not wait for each other.
+
+    The switch needs the file to itself, and SQLite does not wait for that by itself.
+    """
+    end = time.monotonic() + BUSY_SECONDS
+    with closing(engine.raw_connection()) as connection:
+        cursor = connection.cursor()
+        while cursor.execute("PRAGMA journal_mode").fetchone() != ("wal",):
+            try:
+                cursor.execute("PRAGMA journal_mode=WAL")
+            except sqlite3.OperationalError:
+                if time.monotonic() > end:
+                    raise
+                time.sleep(0.02)
 
 
 def _check_file(database: str | None, shown: str) -> None:
@@ -342,19 +417,18 @@ def _filesystem(folder: Path) -> str:
     return best[1]
 
 
-def _refuse_later_schema(config: Config, engine: Engine, shown: str) -> None:
-    connection = config.attributes["connection"]
+def _is_current(config: Config, connection: Connection, shown: str) -> bool:
+    """Whether the database has the tables of this autotune; those of a later one are refused."""
     if not inspect(connection).has_table(VERSION_TABLE):
-        return
+        return False
     stored = connection.execute(text(f"SELECT version_num FROM {VERSION_TABLE}")).scalar()
-    try:
-        known = stored is None or ScriptDirectory.from_config(config).get_revision(stored) is not None
-    except CommandError:
-        known = False
-    if not known:
+    known = [script.revision for script in ScriptDirectory.from_config(config).walk_revisions()]
+    if stored is not None and stored not in known:
         raise BadInput(
-            f"--storage {shown} was written by a later autotune (schema {stored}); upgrade autotune, or name another database"
+            f"--storage {shown} was written by a later autotune (schema {stored}); "
+            "upgrade autotune, or name another database"
         )
+    return stored == known[0]
 
 
 def _trial_row(session: Session, study_id: int, number: int) -> TrialRow:
@@ -366,6 +440,14 @@ def _move(row: TrialRow, state: TrialState) -> None:
     if state not in TRANSITIONS[now]:
         raise WrongTransition(f"trial {row.number} is {now.value} and cannot become {state.value}")
     row.state = state.value
+
+
+def _timed(number: int, step: StepRecord) -> bool:
+    """Whether a step can be stored. A duration of NaN is no measurement, and SQLite would take it for a missing value."""
+    if math.isfinite(step.seconds):
+        return True
+    _LOG.warning("trial %d: step %d took %s seconds and is left out", number, step.step, step.seconds)
+    return False
 
 
 def _step_row(trial_id: int, step: StepRecord) -> StepRow:

@@ -7,6 +7,7 @@ from typing import Any
 
 from sqlalchemy import (
     JSON,
+    BigInteger,
     Boolean,
     DateTime,
     Float,
@@ -108,7 +109,7 @@ class StepRow(Base):
     step: Mapped[int] = mapped_column(Integer)
     settling: Mapped[bool] = mapped_column(Boolean)
     seconds: Mapped[float] = mapped_column(Float)
-    tokens: Mapped[int | None] = mapped_column(Integer)
+    tokens: Mapped[int | None] = mapped_column(BigInteger)
     mfu: Mapped[float | None] = mapped_column(Float)
     memory_gb: Mapped[float | None] = mapped_column(Float)
     phases: Mapped[dict[str, Any]] = mapped_column(JSON)
