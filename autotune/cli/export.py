@@ -26,6 +26,7 @@ def export(
         store = open_existing(storage)
         record = chosen_study(store, study)
         check_writable(out)
+        out.mkdir(parents=True, exist_ok=True)
     except BadInput as error:
         terminal.refuse(str(error), as_json=as_json)
     emitted = (record.verdict or {}).get("emitted") or {"overrides": {}, "changed": []}

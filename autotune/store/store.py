@@ -20,7 +20,7 @@ from alembic import command as alembic
 from alembic.config import Config
 from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, Engine, case, create_engine, delete, event, func, inspect, select, text
-from sqlalchemy.engine import make_url
+from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, DatabaseError, NoSuchModuleError
 from sqlalchemy.orm import Session
 from sqlalchemy.pool import NullPool
@@ -59,16 +59,8 @@ class Store:
         Raises:
             BadInput: not a URL, not writable, no database, on a network disk (SQLite), or of a later autotune.
         """
-        try:
-            parsed = make_url(url)
-        except (ArgumentError, ValueError):
-            # Without its cause: that, and a text which is no URL, may show a password.
-            raise BadInput(f"--storage {_without_login(url)!r} is no database URL; try sqlite:///trials.db") from None
+        parsed = usable_url(url)
         shown = parsed.render_as_string(hide_password=True)
-        if parsed.get_backend_name() == "sqlite":
-            _check_file(parsed.database, shown)
-        elif parsed.get_backend_name() != "postgresql":
-            raise BadInput(f"--storage {shown}: autotune stores in SQLite or PostgreSQL")
         try:
             engine = _engine(url)
             _migrate(engine, shown)
@@ -376,6 +368,25 @@ def _write_ahead(engine: Engine) -> None:
                 if time.monotonic() > end:
                     raise
                 time.sleep(0.02)
+
+
+def usable_url(url: str) -> URL:
+    """A storage URL that looks usable, found out without writing anything.
+
+    Raises:
+        BadInput: not a URL, another kind of database, or a SQLite file that cannot be made, written or locked.
+    """
+    try:
+        parsed = make_url(url)
+    except (ArgumentError, ValueError):
+        # Without its cause: that, and a text which is no URL, may show a password.
+        raise BadInput(f"--storage {_without_login(url)!r} is no database URL; try sqlite:///trials.db") from None
+    shown = parsed.render_as_string(hide_password=True)
+    if parsed.get_backend_name() == "sqlite":
+        _check_file(parsed.database, shown)
+    elif parsed.get_backend_name() != "postgresql":
+        raise BadInput(f"--storage {shown}: autotune stores in SQLite or PostgreSQL")
+    return parsed
 
 
 def _check_file(database: str | None, shown: str) -> None:
