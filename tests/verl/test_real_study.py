@@ -45,10 +45,28 @@ def study(tmp_path_factory):
     folder = tmp_path_factory.mktemp("real")
     (folder / "space.yaml").write_text(SPACE)
     shared_memory, temporary = set(os.listdir("/dev/shm")), set(Path("/tmp").glob("at-*"))
-    arguments = ["--demo", "--space", "space.yaml", "--trials", "3", "--confirmations", "1", "--out", "out", "--study", "real", "--json"]
+    arguments = [
+        "--demo",
+        "--space",
+        "space.yaml",
+        "--trials",
+        "3",
+        "--confirmations",
+        "1",
+        "--out",
+        "out",
+        "--study",
+        "real",
+        "--json",
+    ]
     env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     ran = subprocess.run(
-        [sys.executable, "-m", "autotune.cli.main", "run", *arguments], cwd=folder, env=env, capture_output=True, text=True, check=False
+        [sys.executable, "-m", "autotune.cli.main", "run", *arguments],
+        cwd=folder,
+        env=env,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert ran.returncode == 0, ran.stderr
     left = {
