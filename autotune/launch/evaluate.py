@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import posixpath
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from autotune.launch import arithmetic
 from autotune.launch.errors import LaunchError, TooComplex
 from autotune.launch.expand import Expander, Missing
-from autotune.launch.hydra_grammar import looks_like_override
 from autotune.launch.parser import parse_script
 from autotune.launch.patterns import glob_regex
 from autotune.launch.state import Field, Shell, Variable, is_unknown, shown, unknown, variables_of
@@ -173,10 +174,8 @@ class Evaluator:
     def run(self) -> Reading:
         """Follows the script to its end."""
         tree = parse_script(self.reading.texts[0])
-        try:
+        with contextlib.suppress(_Stop):
             self._sequence(tree)
-        except _Stop:
-            pass
         return self.reading
 
     # -- control ---------------------------------------------------------------------------------------------------
@@ -217,18 +216,13 @@ class Evaluator:
         status = self._pipeline(statement.pipelines[0], errexit=last == 0)
         for at, (operator, pipeline) in enumerate(zip(statement.operators, statement.pipelines[1:], strict=True)):
             if status is None:
-                if _ends(pipeline) and operator == "||":
-                    status = 0
-                    continue
-                if operator == "&&":
-                    status = self._maybe(lambda pipeline=pipeline: self._pipeline(pipeline), likely=True)  # type: ignore[misc]
-                else:
-                    status = self._maybe(lambda pipeline=pipeline: self._pipeline(pipeline), likely=False)  # type: ignore[misc]
+                stops = operator == "||" and _ends(pipeline)
+                status = 0 if stops else self._maybe(partial(self._pipeline, pipeline))
             elif (status == 0) == (operator == "&&"):
                 status = self._pipeline(pipeline, errexit=at + 1 == last)
         return status
 
-    def _maybe(self, run: Callable[[], int | None], *, likely: bool) -> int | None:
+    def _maybe(self, run: Callable[[], int | None]) -> int | None:
         """Follows what may or may not run; afterwards only what both ways agree on is known."""
         self._fork([run, lambda: 0])
         return None
@@ -258,10 +252,7 @@ class Evaluator:
         return statuses[0] if len(set(statuses)) == 1 else None
 
     def _pipeline(self, pipeline: Pipeline, *, errexit: bool = False) -> int | None:
-        if len(pipeline.commands) == 1:
-            status = self._command(pipeline.commands[0])
-        else:
-            status = self._pipe(pipeline)
+        status = self._command(pipeline.commands[0]) if len(pipeline.commands) == 1 else self._pipe(pipeline)
         if pipeline.negated:
             return None if status is None else int(not status)
         if errexit and status is not None and status != 0 and "errexit" in self.shell.options and not self._testing:
@@ -271,34 +262,23 @@ class Evaluator:
     _testing = 0
 
     def _pipe(self, pipeline: Pipeline) -> int | None:
+        """Commands joined by `|`: each in a shell of its own; what flows between them is not followed."""
         saved, output, known = self.shell, self._output, self._output_known
         status: int | None = 0
-        hits = len(self.reading.hits)
-        stop: _Stop | None = None
+        last = len(pipeline.commands) - 1
         for at, command in enumerate(pipeline.commands):
             self.shell = saved.fork()
-            last = at == len(pipeline.commands) - 1
-            if not last:
-                self._output, self._output_known = [], True
-                printed = self._output
-            else:
-                self._output, self._output_known = output, known
+            self._output, self._output_known = (output, known) if at == last else ([], True)
             if at:
-                self._pipe_input.append(Redirect("<<<", None) if not at else Redirect("|", None))
+                self._pipe_input.append(Redirect("|", None))
             try:
                 status = self._command(command)
-            except _Stop as caught:
-                stop = caught
+            except _Stop as stop:
+                status = stop.status
             finally:
                 if at:
                     self._pipe_input.pop()
-            del printed
-            printed = []
-        self.shell, self._output = saved, output
-        if output is not None:
-            self._output_known = False
-        if stop is not None and len(self.reading.hits) > hits:
-            return 0
+        self.shell, self._output, self._output_known = saved, output, known and output is None
         return status
 
     def _command(self, command: Command) -> int | None:
@@ -352,7 +332,7 @@ class Evaluator:
                 self._testing -= 1
             if status is None:
                 rest = If(command.branches[at + 1 :], command.otherwise, command.line)
-                return self._fork([lambda body=body: self._sequence(body), lambda rest=rest: self._if(rest)])  # type: ignore[misc]
+                return self._fork([partial(self._sequence, body), partial(self._if, rest)])
             if status == 0:
                 return self._sequence(body)
         return self._sequence(command.otherwise) if command.otherwise is not None else 0
@@ -391,7 +371,7 @@ class Evaluator:
                 self._expander.number(command.test, command.test.raw, command.line) if command.test.raw.strip() else "1"
             )
             if is_unknown(test):
-                return self._maybe(lambda: int(not self._loop(command.body)), likely=True)
+                return self._maybe(lambda: int(not self._loop(command.body)))
             if test == "0" or not self._loop(command.body):
                 return 0
             self._expander.number(command.step, command.step.raw, command.line)
@@ -405,17 +385,14 @@ class Evaluator:
             finally:
                 self._testing -= 1
             if status is None:
-                return self._maybe(lambda: int(not self._loop(command.body)), likely=True)
+                return self._maybe(lambda: int(not self._loop(command.body)))
             if (status == 0) == command.until or not self._loop(command.body):
                 return 0
 
     def _case(self, command: Case) -> int | None:
         subject = self._expander.text(command.subject)
         if is_unknown(subject):
-            ways: list[Callable[[], int | None]] = [
-                lambda body=body: self._sequence(body)
-                for _, body, _ in command.arms  # type: ignore[misc]
-            ]
+            ways: list[Callable[[], int | None]] = [partial(self._sequence, body) for _, body, _ in command.arms]
             whole = any(pattern.raw == "*" for patterns, _, _ in command.arms for pattern in patterns)
             return self._fork(ways if whole else [*ways, lambda: 0]) if ways else 0
         falling = False
@@ -460,8 +437,6 @@ class Evaluator:
 
     def _check_assignment(self, node: Simple) -> None:
         raws = [word.raw for word in node.words if isinstance(word, Word)]
-        if not raws or (self.reading.hits and any(looks_like_override(raw) for raw in raws[:1])):
-            pass
         if raws and node.source == 0:
             head = raws[0]
             text = " ".join([*(f"{a.name}={a.value.raw if a.value else ''}" for a in node.assignments), *raws])
@@ -904,10 +879,9 @@ class Evaluator:
 
     def _do_eval(self, node: Simple, fields: list[Field]) -> int | None:
         text = " ".join(item.text for item in fields[1:])
-        if is_unknown(text):
-            if not find_launch(text.split()):
-                self._skip(node)
-                return None
+        if is_unknown(text) and not find_launch(text.split()):
+            self._skip(node)
+            return None
         self._calls += 1
         if self._calls > MAX_CALLS:
             raise TooComplex(f"evaluates text more than {MAX_CALLS} deep", line=node.line)

@@ -91,12 +91,12 @@ class Expander:
                 builder.quote()
                 for inner in part.parts:
                     if isinstance(inner, Parameter) and (many := self._many(inner, True)) is not None:
-                        passthrough |= inner.name in "@*"
+                        passthrough |= self._from_script(inner)
                         builder.many(many)
                     else:
                         builder.text(self._part(inner), True)
             elif isinstance(part, Parameter) and (many := self._many(part, False)) is not None:
-                passthrough |= part.name in "@*"
+                passthrough |= self._from_script(part)
                 builder.unquoted_many(many)
             elif isinstance(part, Parameter) and part.operator in (":-", "-", ":+", "+") and part.argument is not None:
                 self._default(part, builder)
@@ -107,6 +107,10 @@ class Expander:
         unset = tuple(dict.fromkeys(self.unset))
         origin = word if len(texts) == 1 and not braces else None
         return [Field(text, origin, word.line, unset, braces, passthrough) for text in texts]
+
+    def _from_script(self, part: Parameter) -> bool:
+        """Whether `$@` hands on arguments of the script itself (and not those of a function)."""
+        return part.name in "@*" and any(item.passthrough for item in self.shell.positional)
 
     def _default(self, part: Parameter, builder: _Builder) -> None:
         """An unquoted `${name:-word}`: quotes inside the word keep its spaces together."""
@@ -144,7 +148,7 @@ class Expander:
             part = parts[0].parts[0]
             if isinstance(part, Parameter) and not (part.operator or part.length or part.indirect):
                 if part.name == "@":
-                    return [replace(item, passthrough=True) for item in self.shell.positional]
+                    return list(self.shell.positional)
                 if part.index is not None and part.index.raw == "@":
                     variable = self.shell.variables.get(part.name)
                     if variable is not None and variable.items is not None:
@@ -194,10 +198,7 @@ class Expander:
     def _get_number(self, name: str) -> str:
         base, bracket, index = name.partition("[")
         variable = self.shell.variables.get(base)
-        if bracket:
-            value = self._element(base, index[:-1])
-        else:
-            value = variable.scalar() if variable is not None else None
+        value = self._element(base, index[:-1]) if bracket else variable.scalar() if variable is not None else None
         if value is None and "nounset" in self.shell.options and not bracket:
             self._missing(Missing(base, 0))
         if value is not None and is_unknown(value):
@@ -205,7 +206,7 @@ class Expander:
         return value or ""
 
     def _put_number(self, name: str, value: str) -> None:
-        base, bracket, index = name.partition("[")
+        base, bracket, _index = name.partition("[")
         if not bracket:
             old = self.shell.variables.get(base, Variable())
             self.shell.variables[base] = replace(old, text=value, items=None)

@@ -405,7 +405,7 @@ class _Parser:
         self._blanks()
         subject = self._required_word()
         self._expect("in")
-        arms = []
+        arms: list[tuple[tuple[Word, ...], Sequence_, str]] = []
         while True:
             self._skip_newlines()
             if self._peek_word() == "esac":
@@ -503,7 +503,7 @@ class _Parser:
             if not words or declaring:
                 assignment = self._assignment()
                 if assignment is not None:
-                    (words if words else assignments).append(assignment)  # type: ignore[attr-defined]
+                    (words if words else assignments).append(assignment)
                     end = self.pos
                     continue
             word = self._required_word()

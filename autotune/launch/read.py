@@ -11,6 +11,7 @@ from pathlib import Path
 from autotune.launch.config_source import command_of_config, command_of_yaml
 from autotune.launch.errors import LaunchError, TooComplex
 from autotune.launch.evaluate import Evaluator, Hit, Reading
+from autotune.launch.expand import Missing
 from autotune.launch.hydra_grammar import looks_like_override, read_override
 from autotune.launch.launch import Context, Finding, Launch, Override, Unresolved
 from autotune.launch.lint import findings
@@ -336,7 +337,7 @@ def _broken(line: int, why: str, dropped: list[str], first: int | None = None) -
 
 
 def _refuse_missing(reading: Reading, chosen: int) -> None:
-    missing = {}
+    missing: dict[str, Missing] = {}
     for item, before in reading.missing:
         if before <= chosen:
             missing.setdefault(item.name, item)
@@ -390,7 +391,7 @@ def _launch(reading: Reading, hit: Hit, source: Source, context: Context, text: 
         wrappers=hit.wrappers,
         unresolved=tuple(unresolved),
         lint=(),
-        not_executed=tuple(reading.skipped),
+        not_executed=_not_executed(reading, hit),
         line=hit.line,
         argv_tail=tuple(shown(item.text) for item in tail),
         context=context,
@@ -401,7 +402,16 @@ def _launch(reading: Reading, hit: Hit, source: Source, context: Context, text: 
 def _top_line(hit: Hit, item: Field) -> int | None:
     if hit.outer is not None:
         return hit.outer.line
-    return item.line if not item.passthrough else None
+    return item.line
+
+
+def _not_executed(reading: Reading, hit: Hit) -> tuple[tuple[int, str], ...]:
+    others = {
+        (other.line, " ".join(reading.texts[0][other.node.start : other.node.end].split())[:300])
+        for other in reading.hits
+        if other.source == 0 and other.node is not hit.node
+    }
+    return tuple(sorted({*reading.skipped, *others}))
 
 
 def _flag(item: Field, tail: list[Field], position: int, flags: dict[str, str], unresolved: list[Unresolved]) -> int:
@@ -445,7 +455,7 @@ def _environment(hit: Hit, context: Context) -> tuple[dict[str, str], tuple[str,
     full = {**hit.env, **hit.found.env}
     added = {name: value for name, value in full.items() if base.get(name) != value and name not in _IGNORED}
     removed = [name for name in base if name not in full and name not in _IGNORED]
-    return added, tuple([*removed, *(name for name in hit.found.removed if name not in removed)])
+    return added, (*removed, *(name for name in hit.found.removed if name not in removed))
 
 
 def _passthrough(node: Simple) -> str | None:

@@ -52,6 +52,13 @@ def diff(launch: Launch, new_text: str) -> str:
     return "".join(row if row.endswith("\n") else row + "\n\\ No newline at end of file\n" for row in rows)
 
 
+def quote(text: str) -> str:
+    """One word for bash, in the quotes that are easiest to read."""
+    if "'" in text and not re.search(r"[\\\"$`!\n]", text):
+        return f'"{text}"'
+    return shlex.quote(text)
+
+
 def _change(launch: Launch, key: str, value: KnobValue, new: bool) -> Launch:
     """The launch with one override changed, by the first way that reads back as meant."""
     last = next((o for o in reversed(launch.overrides) if o.key == key and not o.passthrough), None)
@@ -136,13 +143,13 @@ def _literal(word: Word) -> bool:
 
 def _requoted(old: str, new: str) -> str:
     """`new` for bash, in the quotes that the old text had where they fit."""
-    quote = old[:1]
-    if quote and quote in "'\"" and len(old) > 1 and old[-1] == quote and quote not in old[1:-1]:
-        if quote == "'" and "'" not in new:
+    mark = old[:1]
+    if mark and mark in "'\"" and len(old) > 1 and old[-1] == mark and mark not in old[1:-1]:
+        if mark == "'" and "'" not in new:
             return f"'{new}'"
-        if quote == '"' and not re.search(r"[\\\"$`!]", new):
+        if mark == '"' and not re.search(r"[\\\"$`!]", new):
             return f'"{new}"'
-    return shlex.quote(new) if new else new
+    return quote(new) if new else new
 
 
 def _append(launch: Launch, argument: str, *, before_arguments: bool) -> str | None:
@@ -157,7 +164,7 @@ def _append(launch: Launch, argument: str, *, before_arguments: bool) -> str | N
     if any(word.start < 0 or text[word.start : word.end] != word.raw for word in words):
         return None
     line_start = text.rfind("\n", 0, last.start) + 1
-    quoted = shlex.quote(argument)
+    quoted = quote(argument)
     if line_start > node.start:
         indent = re.match(r"[ \t]*", text[line_start:])
         joint = f" \\\n{indent[0] if indent else '    '}"
@@ -203,7 +210,7 @@ def _append_inside_quotes(launch: Launch, argument: str) -> str | None:
             continue
         place = span[0] + at + len(override.argument)
         before = inner[:at]
-        quoted = shlex.quote(argument)
+        quoted = quote(argument)
         if quoted != argument:
             outer = _open_quote(before)
             quoted = (
@@ -218,13 +225,13 @@ def _append_inside_quotes(launch: Launch, argument: str) -> str | None:
 
 
 def _open_quote(text: str) -> str:
-    quote = ""
+    mark = ""
     skip = False
     for char in text:
         if skip:
             skip = False
-        elif char == "\\" and quote != "'":
+        elif char == "\\" and mark != "'":
             skip = True
-        elif char in "'\"" and quote in ("", char):
-            quote = "" if quote else char
-    return quote
+        elif char in "'\"" and char and mark in ("", char):
+            mark = "" if mark else char
+    return mark
