@@ -1,38 +1,75 @@
-"""Running the user's `--setup` command once, and taking over what it exports."""
+"""Runs the command that the user gave with `--setup`, and keeps what it exports. The only place where this room runs anything."""
 
 from __future__ import annotations
 
 import os
+import re
+import signal
 import subprocess
 from collections.abc import Mapping
 
 from autotune.values import BadInput
 
-_SHELLS_OWN = frozenset({"_", "SHLVL", "PWD", "OLDPWD"})
+_TRANSIENT = {"_", "SHLVL", "PWD", "OLDPWD", "BASH_EXECUTION_STRING"}
 
 
 def capture_environment(command: str, *, timeout_s: float, env: Mapping[str, str]) -> dict[str, str]:
-    """The variables that a bash command exports or changes.
+    """What `command` adds to or changes in the environment.
+
+    It runs once in bash, on the user's explicit consent. What it prints goes to stderr.
 
     Args:
-        command: what the user gave to `--setup`, such as `source env.sh`. It is run, once, in the current folder.
-        env: variables on top of this process' own.
+        command: such as `source env.sh`.
+        timeout_s: seconds after which it is ended, with everything it started in its process group.
+        env: on top of this process's own environment.
+
+    Returns:
+        Names and values of what it exports that was not there before, or had another value.
 
     Raises:
-        BadInput: it fails, or takes longer than `timeout_s` seconds.
+        BadInput: it failed, or took too long, or there is no bash.
     """
     before = {**os.environ, **env}
-    # The command is the user's own shell text, and running it is what was asked for; it is passed as an argument to eval,
-    # so that the frame around it cannot be broken by its quotes.
-    frame = 'eval "$1" 1>&2 || exit; env -0'
+    reader, writer = os.pipe()
+    script = f'eval "$1" 1>&2 || exit $?\nexec env -0 >&{writer}'
     try:
-        ran = subprocess.run(
-            ["bash", "-c", frame, "setup", command], env=before, capture_output=True, timeout=timeout_s, check=False
+        process = subprocess.Popen(
+            ["bash", "-c", script, "setup", command],
+            env=before,
+            pass_fds=(writer,),
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
         )
-    except subprocess.TimeoutExpired as error:
-        raise BadInput(f"--setup {command!r} did not end within {timeout_s:.0f} s") from error
-    if ran.returncode != 0:
-        last = ran.stderr.decode(errors="replace").strip().splitlines()[-1:] or ["no message"]
-        raise BadInput(f"--setup {command!r} failed with exit status {ran.returncode}: {last[0]}")
-    after = dict(part.split("=", 1) for part in ran.stdout.decode(errors="replace").split("\0") if "=" in part)
-    return {name: value for name, value in after.items() if name not in _SHELLS_OWN and before.get(name) != value}
+    except OSError as error:
+        os.close(reader)
+        os.close(writer)
+        raise BadInput(f"--setup needs bash, which cannot be started: {error.strerror}") from None
+    os.close(writer)
+    with os.fdopen(reader, "rb") as pipe:
+        try:
+            status = process.wait(timeout=timeout_s)
+        except subprocess.TimeoutExpired:
+            _end(process)
+            raise BadInput(f"--setup {command!r} was not done after {timeout_s:g} s and was ended") from None
+        if status != 0:
+            raise BadInput(f"--setup {command!r} failed with status {status}; its output is above")
+        data = pipe.read()
+    after = dict(pair.split("=", 1) for pair in data.decode("utf-8", "surrogateescape").split("\0") if "=" in pair)
+    return {
+        name: value
+        for name, value in after.items()
+        if before.get(name) != value and name not in _TRANSIENT and re.fullmatch(r"[A-Za-z_]\w*", name)
+    }
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    for sig in (signal.SIGTERM, signal.SIGKILL):
+        try:
+            os.killpg(process.pid, sig)
+            process.wait(timeout=5)
+            return
+        except ProcessLookupError:
+            process.wait()
+            return
+        except subprocess.TimeoutExpired:
+            continue

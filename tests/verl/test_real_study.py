@@ -114,7 +114,7 @@ def test_a_measurement_has_its_phases_and_leaves_the_first_step_out(study):
 
 
 def test_best_sh_is_the_users_script_with_the_winning_overrides(study):
-    folder, shown, _ = study
+    folder, _, _ = study
     best = read_launch(folder / "out/best.sh", env={})
     assert best.value(keys.MAX_NUM_SEQS) == 64
     assert best.value(keys.ACTOR_MICRO_BATCH) == 16
