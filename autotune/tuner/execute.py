@@ -27,7 +27,7 @@ from autotune.tuner.prepare import Prepared
 from autotune.tuner.proposals import Proposer, make_sampler
 from autotune.tuner.request import RunRequest
 from autotune.tuner.study import HOOK_FILE, StudyRun
-from autotune.values import BadInput, Decision, KnobValue, Point, Refusal
+from autotune.values import BadInput, Decision, KnobValue, Point
 from autotune.verl.compose import Composer
 from autotune.verl.workload import describe
 
@@ -80,7 +80,7 @@ class StudyJob:
             ColdJob(
                 python=prepared.python,
                 entrypoint=prepared.launch.entrypoint,
-                arguments=tuple(prepared.launch.arguments()),
+                arguments=prepared.arguments,
                 env=prepared.env,
                 cwd=prepared.launch.cwd,
                 config=prepared.config,
@@ -98,11 +98,7 @@ class StudyJob:
             script_path=str(request.script),
             script_text=redact(prepared.launch.text),
             launch=json.loads(
-                redact(
-                    json.dumps(
-                        {"entrypoint": prepared.launch.entrypoint, "arguments": list(prepared.launch.arguments())}
-                    )
-                )
+                redact(json.dumps({"entrypoint": prepared.launch.entrypoint, "arguments": list(prepared.arguments)}))
             ),
             config=json.loads(redact(json.dumps(dict(prepared.config), default=str))),
             space={
@@ -126,12 +122,6 @@ class StudyJob:
         )
         hook_file = (request.out / "runs" / HOOK_FILE).resolve()
 
-        def compose(point: Point) -> Mapping[str, Any] | Refusal:
-            arguments = [a for a in prepared.launch.arguments() if not a.startswith("--")]
-            return composer.compose(
-                prepared.launch.hydra_flags, [*arguments, *prepared.overrides(point, hook_file)], validate=True
-            )
-
         self._run = StudyRun(
             prepared,
             self._store,
@@ -139,7 +129,7 @@ class StudyJob:
             Proposer(study, prepared.space, prepared.first, prepared.refusals, prepared.knobs),
             self._runner,
             hook_source=_HOOK_SOURCE,
-            compose=compose,
+            compose=lambda point: prepared.compose(composer, point, hook_file),
             now=time.monotonic,
             listener=listener,
         )
