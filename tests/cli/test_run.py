@@ -9,6 +9,7 @@ import stat
 import subprocess
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import pandas as pd
@@ -30,10 +31,30 @@ def env_of(**faults: str) -> dict[str, str]:
     return {**env, "PYTHONPATH": f"{ROOT}:{env['PYTHONPATH']}", "COLUMNS": "200"}
 
 
-def autotune(folder: Path, *arguments: str, **faults: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*AUTOTUNE, *arguments], cwd=folder, env=env_of(**faults), capture_output=True, text=True, check=False
-    )
+@dataclass(frozen=True)
+class Ran:
+    """A command that was run in this process."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+def autotune(folder: Path, *arguments: str, **faults: str) -> Ran:
+    """The command in `folder` with the double of verl on its path."""
+    before, here = dict(os.environ), Path.cwd()
+    os.environ.clear()
+    os.environ.update(env_of(**faults))
+    os.chdir(folder)
+    try:
+        result = CliRunner().invoke(app, list(arguments))
+    finally:
+        os.chdir(here)
+        os.environ.clear()
+        os.environ.update(before)
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return Ran(result.exit_code, result.stdout, result.stderr)
 
 
 @pytest.fixture(scope="module")
@@ -206,7 +227,7 @@ def _in(process: psutil.Process, folder: Path) -> bool:
     [
         (["run", "nothing.sh"], "nothing.sh"),
         (["run"], "no script was named"),
-        (["run", "empty.sh"], "no verl launch"),
+        (["run", "empty.sh"], "launches no verl trainer"),
         (["run", "train.sh", "--gpus", "4"], "trains on 8"),
         (["run", "train.sh", "--space", "nope"], "grpo_fsdp_vllm"),
         (["run", "train.sh", "--space", "bad.yaml"], "did you mean"),
@@ -228,18 +249,15 @@ def _in(process: psutil.Process, folder: Path) -> bool:
         (["best", "x"], "no study was run here"),
     ],
 )  # fmt: skip
-def test_bad_input_is_one_clear_sentence_with_exit_2_and_nothing_written(tmp_path, monkeypatch, arguments, said):
-    for name, value in env_of().items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.chdir(tmp_path)
+def test_bad_input_is_one_clear_sentence_with_exit_2_and_nothing_written(tmp_path, arguments, said):
     write_script(tmp_path)
     if arguments == ["run"]:
         (tmp_path / "train.sh").unlink()
     (tmp_path / "empty.sh").write_text("echo hello\n")
     (tmp_path / "bad.yaml").write_text("name: bad\nknobs: {actor_rollout_ref.rollout.max_num_seq: auto}\n")
     before = sorted(path.name for path in tmp_path.iterdir())
-    ran = CliRunner().invoke(app, arguments)
-    assert ran.exit_code == 2, ran.output
+    ran = autotune(tmp_path, *arguments)
+    assert ran.returncode == 2, ran.stdout + ran.stderr
     assert said in " ".join(ran.stderr.split())
     assert ran.stdout == ""
     assert sorted(path.name for path in tmp_path.iterdir()) == before
