@@ -53,6 +53,14 @@ def store(url: str) -> Iterator[Store]:
     opened.close()
 
 
+@pytest.fixture
+def sqlite_store(sqlite_url: str) -> Iterator[Store]:
+    """An open store in a new SQLite file, for what does not depend on the kind of database."""
+    opened = Store.open(sqlite_url)
+    yield opened
+    opened.close()
+
+
 @pytest.fixture(scope="session")
 def postgres_server() -> Iterator[URL]:
     """A PostgreSQL server on a free loopback port, with a password; stopped and deleted at the end."""
