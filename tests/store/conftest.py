@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import create_engine, text
 from sqlalchemy.engine import URL
+from sqlalchemy.pool import NullPool
 
 from autotune.store.store import Store
 
@@ -33,16 +34,13 @@ def sqlite_url(tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def postgresql_url(postgres_server: URL) -> Iterator[str]:
-    """A new database of the private server, dropped afterwards."""
-    name = f"trials_{secrets.token_hex(4)}"
-    server = create_engine(postgres_server, isolation_level="AUTOCOMMIT")
-    with server.connect() as connection:
-        connection.execute(text(f"CREATE DATABASE {name}"))
-    yield postgres_server.set(database=name).render_as_string(hide_password=False)
-    with server.connect() as connection:
-        connection.execute(text(f"DROP DATABASE {name} WITH (FORCE)"))
-    server.dispose()
+def postgresql_url(postgres_server: URL) -> str:
+    """The database of the private server, emptied first: that takes a fraction of the time of making one."""
+    with create_engine(postgres_server, poolclass=NullPool).begin() as connection:
+        connection.execute(text("SET LOCAL lock_timeout = '20s'"))
+        connection.execute(text("DROP SCHEMA public CASCADE"))
+        connection.execute(text("CREATE SCHEMA public"))
+    return postgres_server.render_as_string(hide_password=False)
 
 
 @pytest.fixture
@@ -106,7 +104,7 @@ def postgres_server() -> Iterator[URL]:
         )
         with socket.create_server(("127.0.0.1", 0)) as probe:
             port = probe.getsockname()[1]
-        options = f"-c listen_addresses=127.0.0.1 -p {port} -k {place} -c fsync=off -c shared_buffers=16MB"
+        options = f"-c listen_addresses=127.0.0.1 -p {port} -k {place} -F -c synchronous_commit=off -c autovacuum=off"
         call("pg_ctl", "-D", data, "-l", log, "-o", options, "-w", "-t", "50", "start")
         try:
             yield URL.create("postgresql+psycopg", "tuner", password, "127.0.0.1", port, "postgres")

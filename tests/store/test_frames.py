@@ -68,25 +68,25 @@ def test_trials_have_a_column_for_every_fact_knob_and_phase(store: Store) -> Non
     assert list(frame["settling_steps"]) == [1, 0, 0]
 
 
-def test_a_measured_trial_has_its_figures_and_knobs_as_text(store: Store) -> None:
-    three_trials(store)
-    row = trials_frame(store, store.study("first")).iloc[0]
+def test_a_measured_trial_has_its_figures_and_knobs_as_text(sqlite_store: Store) -> None:
+    three_trials(sqlite_store)
+    row = trials_frame(sqlite_store, sqlite_store.study("first")).iloc[0]
     assert (row["throughput_tok_s_gpu"], row["step_s"], row["mfu_actor"], row["memory_gb"]) == (50.0, 10.0, 0.4, 60.0)
     assert (row["startup_s"], row["wall_s"]) == (90.0, 200.0)
     assert (row["compile"], row["rollout.tp"]) == ("True", "2")
     assert (row["phase_gen_s"], row["phase_update_actor_s"], row["phase_rest_s"]) == (5.0, 2.5, 2.5)
 
 
-def test_a_failed_trial_has_its_failure_and_no_figures(store: Store) -> None:
-    three_trials(store)
-    row = trials_frame(store, store.study("first")).iloc[1]
+def test_a_failed_trial_has_its_failure_and_no_figures(sqlite_store: Store) -> None:
+    three_trials(sqlite_store)
+    row = trials_frame(sqlite_store, sqlite_store.study("first")).iloc[1]
     assert list(row[["failure_class", "failure_phase", "failure_evidence"]]) == ["oom_gpu", "gen", "CUDA out of memory"]
     assert row[["throughput_tok_s_gpu", "mfu_actor", "rollout.tp", "phase_gen_s"]].isna().all()
 
 
-def test_steps_have_a_row_each_with_seconds_by_phase(store: Store) -> None:
-    three_trials(store)
-    frame = steps_frame(store, store.study("first"))
+def test_steps_have_a_row_each_with_seconds_by_phase(sqlite_store: Store) -> None:
+    three_trials(sqlite_store)
+    frame = steps_frame(sqlite_store, sqlite_store.study("first"))
     assert list(frame.columns) == [
         "number",
         "step",
@@ -106,9 +106,9 @@ def test_steps_have_a_row_each_with_seconds_by_phase(store: Store) -> None:
     assert list(frame["phase_update_actor_s"].isna()) == [False, False, True]
 
 
-def test_trials_survive_a_parquet_file(store: Store, tmp_path: Path) -> None:
-    three_trials(store)
-    frame = trials_frame(store, store.study("first"))
+def test_trials_survive_a_parquet_file(sqlite_store: Store, tmp_path: Path) -> None:
+    three_trials(sqlite_store)
+    frame = trials_frame(sqlite_store, sqlite_store.study("first"))
     frame.to_parquet(tmp_path / "trials.parquet")
     back = pd.read_parquet(tmp_path / "trials.parquet")
     assert list(back.columns) == list(frame.columns)
@@ -116,7 +116,7 @@ def test_trials_survive_a_parquet_file(store: Store, tmp_path: Path) -> None:
     assert list(back["started_at"].dropna()) == list(frame["started_at"].dropna())
 
 
-def test_a_study_without_trials_gives_empty_frames(store: Store) -> None:
-    new_study(store, "first")
-    assert len(trials_frame(store, store.study("first"))) == 0
-    assert len(steps_frame(store, store.study("first"))) == 0
+def test_a_study_without_trials_gives_empty_frames(sqlite_store: Store) -> None:
+    new_study(sqlite_store, "first")
+    assert len(trials_frame(sqlite_store, sqlite_store.study("first"))) == 0
+    assert len(steps_frame(sqlite_store, sqlite_store.study("first"))) == 0

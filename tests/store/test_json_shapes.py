@@ -73,9 +73,9 @@ def test_show_has_the_agreed_shape(store: Store) -> None:
     assert [trial["simulated"] for trial in shown["trials"]] == [False, False, False, True]
 
 
-def test_show_tells_what_a_trial_delivered(store: Store) -> None:
-    study = finished_study(store)
-    trial = show_json(store.study("first"), store.trials(study))["trials"][1]
+def test_show_tells_what_a_trial_delivered(sqlite_store: Store) -> None:
+    study = finished_study(sqlite_store)
+    trial = show_json(sqlite_store.study("first"), sqlite_store.trials(study))["trials"][1]
     assert trial["point"] == {"compile": True, "limit": None, "rollout.tp": 2}
     assert (trial["throughput"], trial["mfu"], trial["memory"]) == (4000 / 8.0 / 8, 0.4, 60.0)
     assert trial["phases"] == {"gen": 4.0, "update_actor": 2.0, "rest": 2.0}
@@ -83,9 +83,9 @@ def test_show_tells_what_a_trial_delivered(store: Store) -> None:
     assert (trial["settling_steps"], trial["counted_steps"], trial["failure"]) == (1, 1, None)
 
 
-def test_show_tells_why_a_trial_failed(store: Store) -> None:
-    study = finished_study(store)
-    trial = show_json(store.study("first"), store.trials(study))["trials"][2]
+def test_show_tells_why_a_trial_failed(sqlite_store: Store) -> None:
+    study = finished_study(sqlite_store)
+    trial = show_json(sqlite_store.study("first"), sqlite_store.trials(study))["trials"][2]
     assert trial["failure"] == {
         "class": "oom_gpu",
         "phase": "gen",
@@ -96,18 +96,20 @@ def test_show_tells_why_a_trial_failed(store: Store) -> None:
     assert (trial["throughput"], trial["phases"]) == (None, {})
 
 
-def test_show_of_a_study_that_has_just_begun(store: Store) -> None:
-    study = new_study(store, "first")
-    shown = show_json(store.study("first"), store.trials(study))
+def test_show_of_a_study_that_has_just_begun(sqlite_store: Store) -> None:
+    study = new_study(sqlite_store, "first")
+    shown = show_json(sqlite_store.study("first"), sqlite_store.trials(study))
     assert (shown["baseline"], shown["best"], shown["verdict"], shown["trials"]) == (None, None, None, [])
 
 
-def test_a_measurement_without_counted_steps_is_valid_json(store: Store) -> None:
-    study = new_study(store, "first")
-    number = running_trial(store, study)
+def test_a_measurement_without_counted_steps_is_valid_json(sqlite_store: Store) -> None:
+    study = new_study(sqlite_store, "first")
+    number = running_trial(sqlite_store, study)
     only_settling = Measurement(steps=(step(1, settling=True, mfu=math.nan),), world_size=8)
-    store.finish_trial(study, number, TrialState.INVALID, measurement=only_settling, failure=None)
-    trial = json.loads(json.dumps(show_json(store.study("first"), store.trials(study)), allow_nan=False))["trials"][0]
+    sqlite_store.finish_trial(study, number, TrialState.INVALID, measurement=only_settling, failure=None)
+    trial = json.loads(json.dumps(show_json(sqlite_store.study("first"), sqlite_store.trials(study)), allow_nan=False))[
+        "trials"
+    ][0]
     assert (trial["throughput"], trial["step_seconds"], trial["mfu"], trial["phases"]) == (None, None, None, {})
 
 

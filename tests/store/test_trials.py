@@ -34,7 +34,7 @@ PATHS_TO = {
 }
 
 # One database serves all examples of a test: each adds a trial of its own.
-many = settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+many = settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 any_float = st.floats() | st.sampled_from([math.nan, math.inf, -math.inf])
 keys = st.text(min_size=1, max_size=20)
 points = st.dictionaries(
