@@ -89,7 +89,7 @@ class Store:
         except (ArgumentError, ValueError):
             return None
         path = Path(parsed.database) if parsed.get_backend_name() == "sqlite" and parsed.database else None
-        return path if path is not None and not path.exists() else None
+        return path if path is not None and not os.path.exists(path) else None
 
     def close(self) -> None:
         """Gives back the connections."""
@@ -394,11 +394,12 @@ def _check_file(database: str | None, shown: str) -> None:
         raise BadInput(f"--storage {shown}: a study needs a file, such as sqlite:///trials.db")
     path = Path(database)
     folder = path.resolve().parent
-    if not folder.is_dir():
-        raise BadInput(f"--storage {shown}: the folder {folder} does not exist")
-    if path.is_dir():
+    # os.path, since Path raises PermissionError for what lies in a folder that may not be entered.
+    if not os.path.isdir(folder):
+        raise BadInput(f"--storage {shown}: the folder {folder} does not exist, or may not be entered")
+    if os.path.isdir(path):
         raise BadInput(f"--storage {shown}: {path} is a folder")
-    if not os.access(path if path.exists() else folder, os.W_OK) or not os.access(folder, os.W_OK):
+    if not os.access(path if os.path.exists(path) else folder, os.W_OK) or not os.access(folder, os.W_OK):
         raise BadInput(f"--storage {shown}: {path} cannot be written; name another database with --storage")
     kind = _filesystem(folder)
     if kind in _NETWORK_FILESYSTEMS:
