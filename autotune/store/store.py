@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import json
 import math
 import os
 import sqlite3
@@ -16,10 +17,9 @@ import optuna
 from alembic import command as alembic
 from alembic.config import Config
 from alembic.script import ScriptDirectory
-from alembic.util import CommandError
-from sqlalchemy import Engine, case, create_engine, delete, event, func, inspect, select, text
-from sqlalchemy.engine import make_url
-from sqlalchemy.exc import ArgumentError, DatabaseError, OperationalError
+from sqlalchemy import Connection, Engine, case, create_engine, delete, event, func, inspect, select, text
+from sqlalchemy.engine import URL, make_url
+from sqlalchemy.exc import ArgumentError, DatabaseError, IntegrityError
 from sqlalchemy.orm import Session
 from sqlalchemy.pool import NullPool
 
@@ -29,16 +29,25 @@ from autotune.values import BadInput, Failure, KnobValue, Measurement, Point, St
 
 VERSION_TABLE = "autotune_alembic_version"
 BUSY_SECONDS = 60.0
+"""How long a writer waits for another one."""
+CONNECT_SECONDS = 15
+"""How long a PostgreSQL server may take to answer at all; without a limit a wrong host would hang for minutes."""
+NAME_LENGTH = 200
 _MIGRATIONS = Path(__file__).resolve().parent / "migrations"
+_WRITES = "autotune_writes"
+_MIGRATION_LOCK = 0x6175746F
+"""Key of the advisory lock that keeps two processes from making the tables at once."""
 _NETWORK_FILESYSTEMS = ("nfs", "nfs4", "cifs", "smb3", "lustre", "fuse.sshfs", "9p.nfs")
 
 
 class Store:
     """One database with our tables and Optuna's. Every call is one short transaction; reading never blocks the writer."""
 
-    def __init__(self, url: str, engine: Engine) -> None:
-        self.url = url
+    def __init__(self, url: URL, engine: Engine) -> None:
+        self.url = url.render_as_string(hide_password=False)
+        self._shown = _shown(url)
         self._engine = engine
+        self._writer = engine.execution_options(**{_WRITES: True})
 
     @classmethod
     def open(cls, url: str) -> Store:
@@ -48,46 +57,43 @@ class Store:
             url: `sqlite:///path` or `postgresql+psycopg://user@host/database`.
 
         Raises:
-            BadInput: not a URL, not writable, no database, on a network disk (SQLite), or of a later autotune.
+            BadInput: not a URL, not writable, no database, on a network disk (SQLite), or of a later autotune. Nothing
+                was written then.
         """
-        try:
-            parsed = make_url(url)
-        except ArgumentError as error:
-            raise BadInput(f"--storage {url!r} is no database URL; try sqlite:///trials.db") from error
-        shown = parsed.render_as_string(hide_password=True)
+        parsed = _parse(url)
+        shown = _shown(parsed)
         if parsed.get_backend_name() == "sqlite":
             _check_file(parsed.database, shown)
-        elif parsed.get_backend_name() != "postgresql":
-            raise BadInput(f"--storage {shown}: autotune stores in SQLite or PostgreSQL")
         try:
-            engine = _engine(url)
-            with engine.begin() as connection:
-                config = Config()
-                config.set_main_option("script_location", str(_MIGRATIONS).replace("%", "%%"))
-                config.attributes["connection"] = connection
-                _refuse_later_schema(config, engine, shown)
-                alembic.upgrade(config, "head")
+            engine = _engine(parsed)
         except ModuleNotFoundError as error:
             raise BadInput(
                 f"--storage {shown}: the driver {error.name} is not installed; pip install 'verl-autotune[postgres]'"
             ) from error
-        except (DatabaseError, OperationalError, sqlite3.DatabaseError) as error:
-            reason = str(getattr(error, "orig", error)).strip().splitlines()[0]
+        try:
+            _migrate(engine, shown)
+        except (DatabaseError, sqlite3.DatabaseError) as error:
+            engine.dispose()
             raise BadInput(
-                f"--storage {shown} cannot be opened: {reason}; name another database with --storage"
+                f"--storage {shown} cannot be opened: {_reason(error)}; name another database with --storage"
             ) from error
-        return cls(url, engine)
+        return cls(parsed, engine)
 
     def close(self) -> None:
         """Gives back the connections."""
         self._engine.dispose()
 
     def optuna_storage(self) -> optuna.storages.RDBStorage:
-        """Optuna's storage in the same database."""
-        arguments: dict[str, Any] = {"poolclass": NullPool}
-        if self.url.startswith("sqlite"):
-            arguments["connect_args"] = {"timeout": BUSY_SECONDS}
-        return optuna.storages.RDBStorage(self.url, engine_kwargs=arguments)
+        """Optuna's storage in the same database.
+
+        Raises:
+            BadInput: its tables were made by another release of Optuna.
+        """
+        arguments = {"poolclass": NullPool, "connect_args": _connect_arguments(make_url(self.url))}
+        try:
+            return optuna.storages.RDBStorage(self.url, engine_kwargs=arguments)
+        except RuntimeError as error:
+            raise BadInput(f"--storage {self._shown}: {error} Or name another database with --storage") from error
 
     def create_study(
         self,
@@ -108,23 +114,24 @@ class Store:
         """Stores a new, running study; returns its id.
 
         Raises:
-            BadInput: there is a study of that name.
+            BadInput: there is a study of that name, or the name is empty or too long.
         """
+        if not 0 < len(name) <= NAME_LENGTH or name != _text(name):
+            raise BadInput(f"--study {name[:40]!r}: a name has 1 to {NAME_LENGTH} characters, none of them NUL")
+        taken = BadInput(f"there is a study named {name!r} in {self._shown} already; choose another name with --study")
         now = _now()
-        with Session(self._engine) as session, session.begin():
+        with Session(self._writer) as session, session.begin():
             if session.scalar(select(StudyRow.id).where(StudyRow.name == name)) is not None:
-                raise BadInput(
-                    f"there is a study named {name!r} in {self.url} already; choose another name with --study"
-                )
+                raise taken
             row = StudyRow(
                 name=name,
                 created_at=now,
                 updated_at=now,
                 state="running",
-                workload=workload,
+                workload=_text(workload),
                 workload_fingerprint=workload_fingerprint,
-                script_path=script_path,
-                script_text=script_text,
+                script_path=_text(script_path),
+                script_text=_text(script_text),
                 n_gpus=n_gpus,
                 simulated=simulated,
                 launch=_json(launch),
@@ -135,15 +142,16 @@ class Store:
                 verdict=None,
             )
             session.add(row)
-            session.flush()
+            try:
+                session.flush()
+            except IntegrityError as error:
+                raise taken from error
             return row.id
 
     def studies(self) -> list[StudyRecord]:
         """All studies, oldest first."""
-        count = select(func.count()).where(TrialRow.study_id == StudyRow.id).correlate(StudyRow).scalar_subquery()
         with Session(self._engine) as session:
-            rows = session.execute(select(StudyRow, count).order_by(StudyRow.created_at, StudyRow.id)).all()
-            return [_study_record(row, trials) for row, trials in rows]
+            return self._studies(session)
 
     def study(self, name: str) -> StudyRecord:
         """The study of that name.
@@ -151,13 +159,14 @@ class Store:
         Raises:
             BadInput: there is none; the message names near ones.
         """
-        studies = self.studies()
-        for study in studies:
-            if study.name == name:
-                return study
-        near = difflib.get_close_matches(name, [study.name for study in studies], n=3, cutoff=0.4)
+        with Session(self._engine) as session:
+            found = self._studies(session, name)
+            if found:
+                return found[0]
+            names = session.scalars(select(StudyRow.name).order_by(StudyRow.id)).all()
+        near = difflib.get_close_matches(name, names, n=3, cutoff=0.4)
         hint = f"did you mean {' or '.join(near)}?" if near else "autotune studies lists them"
-        raise BadInput(f"no study named {name!r} in {self.url}; {hint}")
+        raise BadInput(f"no study named {name!r} in {self._shown}; {hint}")
 
     def latest_study(self) -> StudyRecord | None:
         """The newest study, or None."""
@@ -184,7 +193,7 @@ class Store:
         simulated: bool,
     ) -> int:
         """Stores a queued trial; returns its number in the study, from 0."""
-        with Session(self._engine) as session, session.begin():
+        with Session(self._writer) as session, session.begin():
             last = session.scalar(select(func.max(TrialRow.number)).where(TrialRow.study_id == study_id))
             number = 0 if last is None else last + 1
             session.add(
@@ -196,7 +205,7 @@ class Store:
                     state=TrialState.QUEUED.value,
                     point=point.as_dict(),
                     overrides=list(overrides),
-                    origin=origin,
+                    origin=_text(origin),
                     simulated=simulated,
                     phases={},
                     echo={},
@@ -207,15 +216,15 @@ class Store:
 
     def start_trial(self, study_id: int, number: int, *, run_dir: str) -> None:
         """The launch begins."""
-        with Session(self._engine) as session, session.begin():
+        with Session(self._writer) as session, session.begin():
             row = _trial_row(session, study_id, number)
             _move(row, TrialState.RUNNING)
             row.started_at = _now()
-            row.run_dir = run_dir
+            row.run_dir = _text(run_dir)
 
     def add_step(self, study_id: int, number: int, step: StepRecord) -> None:
         """A step of a running trial was finished."""
-        with Session(self._engine) as session, session.begin():
+        with Session(self._writer) as session, session.begin():
             row = _trial_row(session, study_id, number)
             session.execute(delete(StepRow).where(StepRow.trial_id == row.id, StepRow.step == step.step))
             session.add(_step_row(row.id, step))
@@ -226,9 +235,12 @@ class Store:
         """The launch ended; a measurement's own steps take the place of those seen live.
 
         Raises:
-            WrongTransition: the trial has ended before.
+            WrongTransition: the trial has ended before, or was never started.
+            ValueError: `measured` without a measurement; such a trial would rank without figures.
         """
-        with Session(self._engine) as session, session.begin():
+        if state is TrialState.MEASURED and measurement is None:
+            raise ValueError(f"trial {number} cannot be measured without a measurement")
+        with Session(self._writer) as session, session.begin():
             row = _trial_row(session, study_id, number)
             _move(row, state)
             row.ended_at = _now()
@@ -268,8 +280,16 @@ class Store:
                 for s in steps
             ]
 
+    @staticmethod
+    def _studies(session: Session, name: str | None = None) -> list[StudyRecord]:
+        count = select(func.count()).where(TrialRow.study_id == StudyRow.id).correlate(StudyRow).scalar_subquery()
+        query = select(StudyRow, count).order_by(StudyRow.created_at, StudyRow.id)
+        if name is not None:
+            query = query.where(StudyRow.name == name)
+        return [_study_record(row, trials) for row, trials in session.execute(query)]
+
     def _update_study(self, study_id: int, **values: Any) -> None:
-        with Session(self._engine) as session, session.begin():
+        with Session(self._writer) as session, session.begin():
             row = session.get_one(StudyRow, study_id)
             for name, value in values.items():
                 setattr(row, name, value)
@@ -290,22 +310,102 @@ class Store:
         return [_trial_record(row, int(settled), int(steps)) for row, settled, steps in session.execute(query)]
 
 
-def _engine(url: str) -> Engine:
-    if not url.startswith("sqlite"):
-        return create_engine(url, poolclass=NullPool)
-    engine = create_engine(url, poolclass=NullPool, connect_args={"timeout": BUSY_SECONDS})
+def _parse(url: str) -> URL:
+    try:
+        parsed = make_url(url)
+    except (ArgumentError, ValueError) as error:
+        raise BadInput("--storage is no database URL; try sqlite:///trials.db") from error
+    if parsed.drivername in ("postgresql", "postgres"):
+        parsed = parsed.set(drivername="postgresql+psycopg")
+    if parsed.drivername not in ("sqlite", "sqlite+pysqlite", "postgresql+psycopg"):
+        raise BadInput(
+            f"--storage {_shown(parsed)}: autotune stores in SQLite (sqlite:///trials.db) or PostgreSQL "
+            "(postgresql+psycopg://user@host/database)"
+        )
+    return parsed
+
+
+def _shown(url: URL) -> str:
+    return url.render_as_string(hide_password=True)
+
+
+def _reason(error: Exception) -> str:
+    lines = str(getattr(error, "orig", error)).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
+
+
+def _connect_arguments(url: URL) -> dict[str, Any]:
+    if url.get_backend_name() == "sqlite":
+        return {"timeout": BUSY_SECONDS}
+    return {} if "connect_timeout" in url.query else {"connect_timeout": CONNECT_SECONDS}
+
+
+def _engine(url: URL) -> Engine:
+    engine = create_engine(
+        url, poolclass=NullPool, connect_args=_connect_arguments(url), json_serializer=_dumps, hide_parameters=True
+    )
+    if url.get_backend_name() != "sqlite":
+        return engine
 
     @event.listens_for(engine, "connect")
     def prepare(connection: sqlite3.Connection, _: object) -> None:
-        connection.execute("PRAGMA journal_mode=WAL")
+        # Python's driver begins transactions by itself, but not before DDL: a migration that was killed would stay half done.
+        connection.isolation_level = None
         connection.execute("PRAGMA foreign_keys=ON")
 
+    @event.listens_for(engine, "begin")
+    def begin(connection: Connection) -> None:
+        # A writer takes its lock at once: one that began as a reader is refused, not made to wait, when another wrote first.
+        writes = connection.get_execution_options().get(_WRITES, False)
+        connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
+
     return engine
+
+
+def _migrate(engine: Engine, shown: str) -> None:
+    """Brings the tables to this release's schema, whole or not at all; reads alone where they are there already."""
+    config = Config()
+    config.set_main_option("script_location", str(_MIGRATIONS).replace("%", "%%"))
+    scripts = ScriptDirectory.from_config(config)
+    with engine.connect() as connection:
+        stored = _stored_schema(connection)
+    if stored == scripts.get_current_head():
+        return
+    if stored is not None and stored not in {script.revision for script in scripts.walk_revisions()}:
+        raise BadInput(
+            f"--storage {shown} was written by a later autotune (schema {stored}); upgrade autotune, or name another "
+            "database with --storage"
+        )
+    if engine.dialect.name == "sqlite":
+        _use_wal(engine)
+    with engine.execution_options(**{_WRITES: True}).begin() as connection:
+        if engine.dialect.name == "postgresql":
+            connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _MIGRATION_LOCK})
+        config.attributes["connection"] = connection
+        alembic.upgrade(config, "head")
+
+
+def _stored_schema(connection: Connection) -> str | None:
+    if not inspect(connection).has_table(VERSION_TABLE):
+        return None
+    found = connection.execute(text(f"SELECT version_num FROM {VERSION_TABLE}")).scalar()
+    return None if found is None else str(found)
+
+
+def _use_wal(engine: Engine) -> None:
+    """Write-ahead log, a lasting property of the file: readers go on while a study writes."""
+    connection = engine.raw_connection()
+    try:
+        connection.cursor().execute("PRAGMA journal_mode=WAL")
+    finally:
+        connection.close()
 
 
 def _check_file(database: str | None, shown: str) -> None:
     if not database or database == ":memory:":
         raise BadInput(f"--storage {shown}: a study needs a file, such as sqlite:///trials.db")
+    if database.startswith("file:"):
+        raise BadInput(f"--storage {shown}: write the path alone, such as sqlite:///trials.db")
     path = Path(database)
     folder = path.resolve().parent
     if not folder.is_dir():
@@ -314,7 +414,7 @@ def _check_file(database: str | None, shown: str) -> None:
         raise BadInput(f"--storage {shown}: {path} is a folder")
     if not os.access(path if path.exists() else folder, os.W_OK) or not os.access(folder, os.W_OK):
         raise BadInput(f"--storage {shown}: {path} cannot be written; name another database with --storage")
-    kind = _filesystem(folder)
+    kind = filesystem_of(folder, _mounts())
     if kind in _NETWORK_FILESYSTEMS:
         raise BadInput(
             f"--storage {shown}: {folder} is on {kind}, where SQLite's locks do not hold and databases break; "
@@ -326,35 +426,28 @@ def _check_file(database: str | None, shown: str) -> None:
                 raise BadInput(f"--storage {shown}: {path} is no SQLite database")
 
 
-def _filesystem(folder: Path) -> str:
-    """Type of the filesystem that holds a folder, by /proc/mounts; empty where that cannot be read."""
+def _mounts() -> str:
     try:
-        mounts = Path("/proc/mounts").read_text(encoding="utf-8", errors="replace").splitlines()
+        return Path("/proc/mounts").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return ""
+
+
+def filesystem_of(folder: Path, mounts: str) -> str:
+    """Type of the filesystem that holds a folder; empty where that is not known.
+
+    Args:
+        folder: an absolute path.
+        mounts: the text of /proc/mounts.
+    """
     best = ("", "")
-    for line in mounts:
+    for line in mounts.splitlines():
         parts = line.split()
         if len(parts) > 2:
             place = parts[1].replace("\\040", " ")
             if (folder == Path(place) or Path(place) in folder.parents) and len(place) >= len(best[0]):
                 best = (place, parts[2])
     return best[1]
-
-
-def _refuse_later_schema(config: Config, engine: Engine, shown: str) -> None:
-    connection = config.attributes["connection"]
-    if not inspect(connection).has_table(VERSION_TABLE):
-        return
-    stored = connection.execute(text(f"SELECT version_num FROM {VERSION_TABLE}")).scalar()
-    try:
-        known = stored is None or ScriptDirectory.from_config(config).get_revision(stored) is not None
-    except CommandError:
-        known = False
-    if not known:
-        raise BadInput(
-            f"--storage {shown} was written by a later autotune (schema {stored}); upgrade autotune, or name another database"
-        )
 
 
 def _trial_row(session: Session, study_id: int, number: int) -> TrialRow:
@@ -451,6 +544,16 @@ def _json(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [_json(inner) for inner in value]
     return value
+
+
+def _dumps(value: Any) -> str:
+    # A NaN that slipped through would be stored as a word that is no JSON, and PostgreSQL would refuse the whole row.
+    return json.dumps(value, allow_nan=False)
+
+
+def _text(value: str) -> str:
+    """The text without NUL and lone surrogates (a script in another encoding has them), which no database takes."""
+    return value.replace("\x00", "\ufffd").encode("utf-8", "replace").decode("utf-8")
 
 
 def _finite(value: float | None) -> float | None:

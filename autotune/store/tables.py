@@ -7,6 +7,7 @@ from typing import Any
 
 from sqlalchemy import (
     JSON,
+    BigInteger,
     Boolean,
     DateTime,
     Float,
@@ -58,7 +59,7 @@ class StudyRow(Base):
     space: Mapped[dict[str, Any]] = mapped_column(JSON)
     settings: Mapped[dict[str, Any]] = mapped_column(JSON)
     environment: Mapped[dict[str, Any]] = mapped_column(JSON)
-    verdict: Mapped[dict[str, Any] | None] = mapped_column(JSON)
+    verdict: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
 
 
 class TrialRow(Base):
@@ -93,7 +94,7 @@ class TrialRow(Base):
     phases: Mapped[dict[str, Any]] = mapped_column(JSON)
     echo: Mapped[dict[str, Any]] = mapped_column(JSON)
     gpus: Mapped[list[dict[str, Any]]] = mapped_column(JSON)
-    failure: Mapped[dict[str, Any] | None] = mapped_column(JSON)
+    failure: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
     run_dir: Mapped[str | None] = mapped_column(Text)
 
 
@@ -108,7 +109,7 @@ class StepRow(Base):
     step: Mapped[int] = mapped_column(Integer)
     settling: Mapped[bool] = mapped_column(Boolean)
     seconds: Mapped[float] = mapped_column(Float)
-    tokens: Mapped[int | None] = mapped_column(Integer)
+    tokens: Mapped[int | None] = mapped_column(BigInteger)
     mfu: Mapped[float | None] = mapped_column(Float)
     memory_gb: Mapped[float | None] = mapped_column(Float)
     phases: Mapped[dict[str, Any]] = mapped_column(JSON)

@@ -81,7 +81,7 @@ def upgrade() -> None:
         sa.Column("step", sa.Integer, nullable=False),
         sa.Column("settling", sa.Boolean, nullable=False),
         sa.Column("seconds", sa.Float, nullable=False),
-        sa.Column("tokens", sa.Integer),
+        sa.Column("tokens", sa.BigInteger),
         sa.Column("mfu", sa.Float),
         sa.Column("memory_gb", sa.Float),
         sa.Column("phases", sa.JSON, nullable=False),
