@@ -162,13 +162,13 @@ def test_failed_trial_keeps_its_reason_and_the_steps_it_made(store: Store) -> No
 
 
 @pytest.mark.parametrize("end", [state for state, onward in TRANSITIONS.items() if not onward])
-@pytest.mark.parametrize("then", list(TrialState))
-def test_final_state_is_never_left(store: Store, end: TrialState, then: TrialState) -> None:
+def test_final_state_is_never_left(store: Store, end: TrialState) -> None:
     study = add_study(store)
     number = add_trial(store, study)
     store.finish_trial(study, number, end, measurement=measurement(2.0), failure=None)
-    with pytest.raises(WrongTransition, match=f"is {end.value} and cannot become {then.value}"):
-        store.finish_trial(study, number, then, measurement=measurement(1.0), failure=None)
+    for then in TrialState:
+        with pytest.raises(WrongTransition, match=f"is {end.value} and cannot become {then.value}"):
+            store.finish_trial(study, number, then, measurement=measurement(1.0), failure=None)
     assert store.trials(study)[0].state is end
     assert store.trials(study)[0].step_seconds == 2.0
 
