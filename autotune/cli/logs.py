@@ -19,7 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from autotune.cli import console as terminal
-from autotune.cli import words
+from autotune.tuner import wording as words
 from autotune.verl.failures import EndedBy
 from autotune.verl.log_report import LogReader, LogReport, StepRow
 from autotune.verl.metrics import PHASES, LoggedStep
@@ -242,7 +242,9 @@ def _speed(report: LogReport) -> Text:
     mfu = "MFU not computable" if score.mfu is None else f"MFU {score.mfu * 100:.1f} %"
     derived = " (derived)" if score.derived else ""
     counted = "the one step" if score.steps_used == 1 else f"median of the {score.steps_used} steps"
-    return line.append(f"{words.number(score.throughput)} tok/s/GPU{derived}, {mfu}: {counted} after the first", style="bold")
+    return line.append(
+        f"{words.number(score.throughput)} tok/s/GPU{derived}, {mfu}: {counted} after the first", style="bold"
+    )
 
 
 def _facts(report: LogReport) -> str:

@@ -41,7 +41,8 @@ def trials_frame(store: Store, study: StudyRecord) -> pd.DataFrame:
                 **{f"phase_{name}_s": seconds for name, seconds in trial.phases.items()},
             }
         )
-    return pd.DataFrame(rows)
+    frame: pd.DataFrame = pd.DataFrame(rows)
+    return frame
 
 
 def steps_frame(store: Store, study: StudyRecord) -> pd.DataFrame:
@@ -61,4 +62,5 @@ def steps_frame(store: Store, study: StudyRecord) -> pd.DataFrame:
             }
             for step in store.steps(study.id, trial.number)
         ]
-    return pd.DataFrame(rows)
+    frame: pd.DataFrame = pd.DataFrame(rows)
+    return frame

@@ -6,7 +6,7 @@ import os
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -113,7 +113,7 @@ def prepare(request: RunRequest, composer: Composer, launch: Launch, python: str
     space = build_space(space_file, knobs, config, job, allow=request.allow, hooks=request.hooks)
     first = first_points(space, job, engines=replicas(config, job), asked=first_values(space_file, space))
     return Prepared(
-        request=request,
+        request=replace(request, simulated=True) if composer.stack.is_double else request,
         launch=launch,
         python=python,
         env=env,
