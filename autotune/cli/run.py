@@ -204,7 +204,11 @@ def _explain(prepared: Prepared, launch: Launch, setup: str | None, *, details: 
     )
     own = space.baseline.as_dict()
     for dimension in space.dimensions:
-        table.add_row(words.short_key(dimension.key), str(own[dimension.key]), " ".join(str(choice) for choice in dimension.choices))
+        table.add_row(
+            words.short_key(dimension.key),
+            str(own[dimension.key]),
+            " ".join(str(choice) for choice in dimension.choices),
+        )
     console.print(table)
     for key, reason in space.fixed:
         console.print(f"  left as it is: {escape(words.short_key(key))} ({escape(reason)})", style="dim")
