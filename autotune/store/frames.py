@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any, Literal
 
 import pandas as pd
 
@@ -52,13 +53,12 @@ def trials_frame(store: Store, study: StudyRecord) -> pd.DataFrame:
     for key in sorted({key for point in points for key in point}):
         values = [point.get(key) for point in points]
         kind = _column_type(values)
-        frame[key] = pd.array(
-            [str(value) if kind == "string" and value is not None else value for value in values], dtype=kind
-        )
+        cells: list[Any] = [str(value) if kind == "string" and value is not None else value for value in values]
+        frame[key] = pd.Series(cells, dtype="object").astype(kind)
     return frame
 
 
-def _column_type(values: Sequence[KnobValue]) -> str:
+def _column_type(values: Sequence[KnobValue]) -> Literal["boolean", "Int64", "Float64", "string"]:
     """The nullable type that holds these values without changing one; Parquet has no columns of mixed types."""
     kinds = {type(value) for value in values if value is not None}
     if kinds == {bool}:
