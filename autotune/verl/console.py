@@ -12,9 +12,9 @@ from collections.abc import Iterator, Mapping
 from autotune.verl.jsonl import parse_line
 from autotune.verl.metrics import LoggedStep
 
-_ANSI = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
+_ANSI = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[()][A-Za-z0-9]|[@-Z\\-_])")
 _ACTOR = re.compile(
-    r"\((?P<who>[A-Za-z_][\w.<> -]{0,80}?)?,? ?(?:pid=[\w.-]+)(?:, ip=[\w.:\[\]-]+)?(?:, \w+=[^(),]{0,80}){0,3}\) ?"
+    r"\((?:(?P<who>[A-Za-z_][\w.<> -]{0,80}?)(?:, ?rank=\d+)? )?pid=[\w.-]+(?:, ip=[\w.:\[\]-]+)?\) ?"
     r"|\((?P<daemon>raylet|autoscaler|gcs_server|dashboard)(?:[ ,+][^()]{0,60})?\) ?"
 )
 _HEAD = re.compile(
@@ -142,8 +142,11 @@ class StepAssembler:
     def __init__(self) -> None:
         self._who = ""
         self._text: str | None = None
-        self._widths: tuple[int, int] = (0, 0)
-        self._wrapped_at = 0
+        self._first_width = 0
+        self._last_width = 0
+        self._parts = 0
+        self._seen_width = 0
+        """Where the log is known to break its lines; 0: not known."""
 
     @property
     def open(self) -> bool:
@@ -156,11 +159,12 @@ class StepAssembler:
             return None, True
         done = self.flush()
         found = step_message(line)
-        if found is None:
+        if found is None or _STEP_START.match(found[1]) is None:
             return done, False
         self._who, self._text = found
-        self._widths = (0, len(strip_ansi(line).rstrip("\r\n")))
-        return done, _STEP_START.match(found[1]) is not None
+        self._first_width = self._last_width = len(strip_ansi(line).rstrip("\r\n"))
+        self._parts = 1
+        return done, True
 
     def flush(self) -> LoggedStep | None:
         """The step that was waiting, if it is one."""
@@ -176,14 +180,60 @@ class StepAssembler:
         who, message = split_prefix(plain)
         if who and who != self._who:
             return False
-        body = message if who else plain
-        joined = _joined(text, body, at_width=self._widths[1] in (self._widths[0], self._wrapped_at))
+        full = self._last_width == self._first_width
+        joined = _joined(
+            text,
+            message if who else plain,
+            broken_here=full and (self._parts > 1 or self._seen_width == self._first_width),
+            goes_on=full and len(plain) >= self._first_width,
+        )
         if joined is None:
             return False
-        self._text = joined
-        self._wrapped_at = self._widths[1]
-        self._widths = (self._widths[1], len(plain))
+        if full:
+            self._seen_width = self._first_width
+        self._text, self._last_width, self._parts = joined, len(plain), self._parts + 1
         return True
+
+
+_PAIR = re.compile(
+    r"\S{1,400}:(?:-?(?:\d+(?:\.\d*)?(?:[eE][+-]?\d+)?|nan|inf)|(?:np|numpy)\.\w+\([^()]*\)|True|False|None)\Z"
+)
+_PART = re.compile(
+    r"[\w@.+/()-]{0,400}(?::(?:-?(?:\d+(?:\.\d*)?(?:[eE][+-]?)?|n|na|i|in|)|n|np|nu|num|nump|numpy|(?:np|numpy)\.\w*(?:\([^()\s]*)?))?\Z"
+)
+_NEXT_PAIR = re.compile(r"- [A-Za-z_][\w@.+-]*/|-\s*\Z|- [A-Za-z_][\w@.+-]*\Z")
+_MORE_OF_NUMBER = re.compile(r"[\d.eE+)-]*[\d)] - [A-Za-z_]|[\d.eE+)-]*[\d)] -?\Z")
+
+
+def _joined(text: str, body: str, *, broken_here: bool, goes_on: bool) -> str | None:
+    """The step line `text` with the next line, or None where that is another line.
+
+    `broken_here`: the log is known to break lines at the width that the last part has; `goes_on`: this part has that width as well.
+    """
+    start = body.lstrip()
+    last = text.rpartition(" - ")[2]
+    in_a_name = goes_on and body == start and last.endswith("_")  # `training/global_` + `step:3 - …`
+    if not start or (_STEP_START.match(start) and not in_a_name):
+        return None
+    if _PAIR.match(last.rstrip()):
+        if _NEXT_PAIR.match(start):
+            return _checked(text, last, body) or _checked(text.rstrip() + " ", last.rstrip() + " ", start)
+        if last != last.rstrip() or body != start:
+            return None
+        return _checked(text, last, body) if broken_here or _MORE_OF_NUMBER.match(body) else None
+    if ":" not in last and ":" not in body and not goes_on:
+        return None
+    return _checked(text, last, body) or (
+        _checked(text.rstrip() + " ", last.rstrip() + " ", start) if last.rstrip().endswith("-") else None
+    )
+
+
+def _checked(text: str, last: str, body: str) -> str | None:
+    """`text` + `body`, where what follows the last mark of `text` reads as pairs and at most one unfinished pair."""
+    *pairs, rest = (last + body).split(" - ")
+    rest = rest.rstrip()
+    rest = rest[:-2] if rest.endswith(" -") else rest
+    return text + body if all(map(_PAIR.match, pairs)) and (_PAIR.match(rest) or _PART.match(rest)) else None
 
 
 class ConsoleReader:
@@ -215,35 +265,3 @@ class ConsoleReader:
         """The step that was waiting for its next line."""
         if (step := self._steps.flush()) is not None:
             yield step
-
-
-_PAIR = r"[^\s:][^\n]*?:(?:-?[\d.]+(?:[eE][+-]?\d+)?|-?nan|-?inf|(?:np|numpy)\.\w+\([^()]*\))"
-_PAIRS_START = re.compile(rf"{_PAIR}(?: -|\s*\Z)|[A-Za-z_][\w@.+-]*/[\w@.+/-]*(?::\S*)?\Z")
-_DASH_START = re.compile(r"- ?(?:[A-Za-z_][\w@.+-]*/[\w@.+/-]*|\Z)")
-_VALUE = re.compile(r"-?(?:\d+(?:\.\d*)?(?:[eE][+-]?\d+)?|nan|inf)\Z|(?:np|numpy)\.\w+\([^()]*\)\Z")
-_VALUE_START = re.compile(r"(?:-?(?:[\d.]*(?:[eE][+-]?)?|n|na|i|in)|n|np?|num?p?y?|(?:np|numpy)\.\w*(?:\([^()]*)?)\Z")
-_VALUE_REST = re.compile(
-    r"[\d.eE+)-]{1,24}(?: -|\s*\Z)|[\w.(]{1,24}\([^()\s]{0,40}\)(?: -|\s*\Z)|(?:an|nf|n|f|p)\b(?: -|\s*\Z)"
-)
-_NAME_REST = re.compile(r"[\w@.+/()-]*:(?:-?[\d.n(]\S*|np\S*|inf|-inf)?(?: -|\s*\Z)|[\w@.+/()-]+\Z")
-
-
-def _joined(text: str, body: str, *, at_width: bool) -> str | None:
-    """The step line `text` with the next line, or None where that is another line."""
-    if body.lstrip().startswith("step:") or not body.strip():
-        return None
-    if text.rstrip().endswith(" -"):
-        return f"{text.rstrip()} {body.lstrip()}" if _PAIRS_START.match(body.lstrip()) else None
-    last = text.rpartition(" - ")[2]
-    _, colon, value = last.rpartition(":")
-    if _DASH_START.match(body.lstrip()) and (_VALUE.match(value) or not colon):
-        return f"{text.rstrip()} {body.lstrip()}"
-    if text.endswith((" ", "\t")):
-        return None
-    if not colon:
-        return text + body if _NAME_REST.match(body) else None
-    if not value or not _VALUE.match(value):
-        return text + body if _VALUE_START.match(value) and _VALUE_REST.match(body) else None
-    if _VALUE_REST.match(body) and (" - " in body or at_width) and _VALUE.match(value + body.partition(" ")[0]):
-        return text + body
-    return None

@@ -49,7 +49,10 @@ class Rule:
 
 def _raised(pattern: str, kinds: str = r"[\w.]*(?:Error|Exception)") -> re.Pattern[str]:
     """The pattern in the message of an exception: text that merely talks about a failure does not start like one."""
-    return re.compile(rf"(?:ray\.exceptions\.RayTaskError\(\w+\): )?(?:{kinds})(?:\(['\"]|: ).*?{pattern}", re.DOTALL)
+    return re.compile(
+        rf"(?:ray\.exceptions\.RayTaskError\(\w+\): )?(?:(?:{kinds})(?:\(['\"]|: )|Value error, ).*?{pattern}",
+        re.DOTALL,
+    )
 
 
 def _start(pattern: str) -> re.Pattern[str]:
@@ -366,6 +369,24 @@ RULES: tuple[Rule, ...] = (
         detail=1,
     ),
     Rule(
+        "micro_over_mini",
+        FailureClass.CONFIG_ASSERTION,
+        _raised(
+            r"ppo_mini_batch_size \((?P<size>\d+)\) must be divisible by ppo_micro_batch_size \((?P<divisor>\d+)\)"
+        ),
+        "ppo_micro_batch_size (deprecated; use the …_per_gpu form) must divide ppo_mini_batch_size ({size}).",
+        phase=Phase.CONFIG,
+        detail=2,
+    ),
+    Rule(
+        "model_parallel",
+        FailureClass.CONFIG_ASSERTION,
+        _raised(r"n_gpus \((?P<size>\d+)\) must be divisible by model_parallel_size \((?P<divisor>\d+)\)"),
+        "TP * PP ({divisor}) times CP must divide the number of GPUs ({size}).",
+        phase=Phase.CONFIG,
+        detail=2,
+    ),
+    Rule(
         "token_budget",
         FailureClass.CONFIG_ASSERTION,
         _raised(
@@ -391,7 +412,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "token_budget_groups",
         FailureClass.CONFIG_ASSERTION,
-        _raised(r"Cannot satisfy max_token_len"),
+        _raised(r"(?:Cannot satisfy max_token_len|A forced group exceeds max_token_len)"),
         "Raise the token budget of this phase (…max_token_len_per_gpu): its groups of sequences do not fit into one micro-batch.",
         detail=1,
     ),

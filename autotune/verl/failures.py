@@ -29,7 +29,9 @@ _RAY_TASK = re.compile(r"ray\.exceptions\.RayTaskError\((?P<type>\w+)\): (?P<tas
 _TOTAL = re.compile(
     r"Total training steps: (?P<total>\d{1,12})|Training Progress: .{0,300}?\| *\d+/(?P<bar>\d{1,12}) \["
 )
-_NEW_RUN = re.compile(r"(?:Started a local Ray instance|TaskRunner hostname:|Connecting to existing Ray cluster)")
+_NEW_RUN = re.compile(
+    r"(?:[\w .:]{0,60}-- )?(?:Started a local Ray instance|TaskRunner hostname:|Connecting to existing Ray cluster)"
+)
 _WORKER = re.compile(r"\bpid[:=] ?(?P<pid>\d+)")
 _DRIVER = ("", "TaskRunner", "TaskRunnerV1", "main_task", "MainTaskRunner", "actor")
 

@@ -78,6 +78,8 @@ class LineScanner:
         yield from self._lines(block + b"\n")
 
     def _lines(self, block: bytes) -> Iterator[str]:
+        if b"\r" in block:
+            block = block.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
         position = 0
         starts = _line_starts(block)
         index = 0
@@ -113,5 +115,5 @@ def _line_starts(block: bytes) -> list[int]:
 
 def _last_line(block: bytes) -> str | None:
     text = block[-2 * _MAX_LAST :].decode("utf-8", "replace").rstrip()
-    last = text.rpartition("\n")[2].rpartition("\r")[2].strip()
+    last = text.rpartition("\n")[2].strip()
     return last[-_MAX_LAST:] or None

@@ -84,7 +84,7 @@ def test_a_validation_is_not_a_step(tmp_path: Path) -> None:
 def test_a_run_that_wrote_on_behind_a_torn_line_is_read() -> None:
     found = parse_line('{"step":3,"data":{"timing_s/step":1.5,"actor/l' + line(1))
     assert found is not None
-    assert found[0] == 1
+    assert found.step == 1
 
 
 @pytest.mark.parametrize(
