@@ -194,6 +194,8 @@ class Store:
     ) -> int:
         """Stores a queued trial; returns its number in the study, from 0."""
         with Session(self._writer) as session, session.begin():
+            # One at a time per study: two that read the same last number would both take the next one.
+            session.execute(select(StudyRow.id).where(StudyRow.id == study_id).with_for_update())
             last = session.scalar(select(func.max(TrialRow.number)).where(TrialRow.study_id == study_id))
             number = 0 if last is None else last + 1
             session.add(
@@ -217,7 +219,7 @@ class Store:
     def start_trial(self, study_id: int, number: int, *, run_dir: str) -> None:
         """The launch begins."""
         with Session(self._writer) as session, session.begin():
-            row = _trial_row(session, study_id, number)
+            row = _trial_row(session, study_id, number, locked=True)
             _move(row, TrialState.RUNNING)
             row.started_at = _now()
             row.run_dir = _text(run_dir)
@@ -225,7 +227,7 @@ class Store:
     def add_step(self, study_id: int, number: int, step: StepRecord) -> None:
         """A step of a running trial was finished."""
         with Session(self._writer) as session, session.begin():
-            row = _trial_row(session, study_id, number)
+            row = _trial_row(session, study_id, number, locked=True)
             session.execute(delete(StepRow).where(StepRow.trial_id == row.id, StepRow.step == step.step))
             session.add(_step_row(row.id, step))
 
@@ -241,7 +243,7 @@ class Store:
         if state is TrialState.MEASURED and measurement is None:
             raise ValueError(f"trial {number} cannot be measured without a measurement")
         with Session(self._writer) as session, session.begin():
-            row = _trial_row(session, study_id, number)
+            row = _trial_row(session, study_id, number, locked=True)
             _move(row, state)
             row.ended_at = _now()
             row.failure = failure.to_json() if failure is not None else None
@@ -450,8 +452,9 @@ def filesystem_of(folder: Path, mounts: str) -> str:
     return best[1]
 
 
-def _trial_row(session: Session, study_id: int, number: int) -> TrialRow:
-    return session.scalars(select(TrialRow).where(TrialRow.study_id == study_id, TrialRow.number == number)).one()
+def _trial_row(session: Session, study_id: int, number: int, *, locked: bool = False) -> TrialRow:
+    query = select(TrialRow).where(TrialRow.study_id == study_id, TrialRow.number == number)
+    return session.scalars(query.with_for_update() if locked else query).one()
 
 
 def _move(row: TrialRow, state: TrialState) -> None:

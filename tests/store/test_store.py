@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
@@ -16,7 +18,7 @@ from autotune.store.store import Store
 from autotune.values import BadInput, GpuUsage, KnobValue, Point, TrialKind, TrialState
 from tests.studies import BASELINE, FASTER, add_study, add_trial, failure, finished_study, measurement, step
 
-SHARED = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+SHARED = settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 knob_values = st.one_of(
     st.none(),
@@ -202,6 +204,22 @@ def test_reader_sees_a_whole_state_while_a_writer_is_in_its_transaction(
         assert reader.trials(study)[0].throughput == pytest.approx(250.0)
         assert open_store(url).study("night").trials == 1
     assert reader.trials(study)[0].throughput == 1.0
+
+
+def test_writers_at_once_neither_fail_nor_take_one_number_twice(
+    url: str, store: Store, open_store: Callable[[str], Store]
+) -> None:
+    study = add_study(store)
+    start = threading.Barrier(4)
+
+    def write(own: Store) -> list[int]:
+        start.wait(30)
+        return [add_trial(own, study, outcome=measurement(1.0)) for _ in range(5)]
+
+    with ThreadPoolExecutor(4) as pool:
+        taken = [number for numbers in pool.map(write, [open_store(url) for _ in range(4)]) for number in numbers]
+    assert sorted(taken) == list(range(20))
+    assert {trial.state for trial in store.trials(study)} == {TrialState.MEASURED}
 
 
 def test_optuna_writes_while_the_store_writes(url: str, store: Store) -> None:
