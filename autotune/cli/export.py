@@ -29,6 +29,7 @@ def export(
         record = chosen_study(store, study)
         folder = out or Path("autotune-export") / record.name
         check_writable(folder)
+        folder.mkdir(parents=True, exist_ok=True)
     except BadInput as error:
         terminal.refuse(str(error), as_json=as_json)
     emitted = (record.verdict or {}).get("emitted") or {"overrides": {}, "changed": []}

@@ -22,7 +22,7 @@ from autotune.launch import Launch, capture_environment
 from autotune.measure.runner import Limits, StepPlan
 from autotune.tuner import wording as words
 from autotune.tuner.demo import DEMO_SPACE, demo_request
-from autotune.tuner.execute import Outputs, execute
+from autotune.tuner.execute import Outputs, check_places, execute
 from autotune.tuner.prepare import Prepared, launch_environment, open_composer, prepare, read_script
 from autotune.tuner.request import Objective, RunRequest, SamplerName
 from autotune.values import AutotuneError, BadInput
@@ -121,6 +121,7 @@ def run(
             plan=StepPlan(at_least=steps or 2, at_most=max(5, steps or 2)),
             limits=Limits(startup=startup_timeout),
         )
+        check_places(request)
         if demo:
             request = demo_request(request, trials=trials, confirmations=confirmations, steps=steps, dry_run=dry_run)
         status = _run(request, setup, dry_run=dry_run, as_json=as_json)

@@ -1,8 +1,8 @@
-"""A platform of verl for machines without an accelerator, and the four places where stock verl 0.9.1 cannot do without.
+"""A platform of verl for machines without an accelerator, and two places where stock verl 0.9.1 cannot do without.
 
-The platform goes through verl's own registry (verl.plugin.platform). Changed behind verl's back are: the backend string
-of the process group (utils/distributed.py:89), pinned memory of an offloaded reference model
-(engine/fsdp/transformer_impl.py:457), and the attention of the value model (utils/model.py:649).
+The platform goes through verl's own registry (verl.plugin.platform). Changed behind verl's back are the backend
+string of the process group (utils/distributed.py:89) and pinned memory of an offloaded reference model
+(engine/fsdp/transformer_impl.py:457). The value model is in `cpu_critic`.
 """
 
 from __future__ import annotations
@@ -178,26 +178,8 @@ def _unpinned_offload(module: Any) -> None:
     policy.__init__ = __init__
 
 
-def _value_model(module: Any) -> None:
-    """The value model with the attention that its configuration names, instead of FlashAttention-2 in any case."""
-
-    def load_valuehead_model(local_path: str, torch_dtype: Any, model_config: Any, trust_remote_code: bool) -> Any:
-        from transformers import AutoModelForTokenClassification
-
-        return AutoModelForTokenClassification.from_pretrained(
-            pretrained_model_name_or_path=local_path,
-            torch_dtype=torch_dtype,
-            config=model_config,
-            attn_implementation=getattr(model_config, "_attn_implementation", None) or "sdpa",
-            trust_remote_code=trust_remote_code,
-        )
-
-    module.load_valuehead_model = load_valuehead_model
-
-
 def install() -> None:
     """Registers the platform; the rest happens when verl imports the modules concerned."""
     _register()
     after_import("verl.utils.distributed", _plain_gloo)
     after_import("torch.distributed.fsdp", _unpinned_offload)
-    after_import("verl.utils.model", _value_model)

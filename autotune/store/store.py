@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import difflib
 import json
+import logging
 import math
 import os
 import sqlite3
+import time
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import asdict
 from datetime import datetime, timezone
 from pathlib import Path
@@ -19,7 +22,7 @@ from alembic.config import Config
 from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, Engine, case, create_engine, delete, event, func, inspect, select, text
 from sqlalchemy.engine import URL, make_url
-from sqlalchemy.exc import ArgumentError, DatabaseError, IntegrityError
+from sqlalchemy.exc import ArgumentError, DatabaseError, IntegrityError, NoSuchModuleError
 from sqlalchemy.orm import Session
 from sqlalchemy.pool import NullPool
 
@@ -27,27 +30,26 @@ from autotune.store.records import TRANSITIONS, StudyRecord, TrialRecord, WrongT
 from autotune.store.tables import StepRow, StudyRow, TrialRow
 from autotune.values import BadInput, Failure, KnobValue, Measurement, Point, StepRecord, TrialKind, TrialState
 
+_LOG = logging.getLogger(__name__)
 VERSION_TABLE = "autotune_alembic_version"
 BUSY_SECONDS = 60.0
-"""How long a writer waits for another one."""
-CONNECT_SECONDS = 15
-"""How long a PostgreSQL server may take to answer at all; without a limit a wrong host would hang for minutes."""
 NAME_LENGTH = 200
+_WRITES = {"autotune_writes": True}
+_MIGRATION_LOCK = 0x6175746F74756E65
+"""Key of the advisory lock that one migration at a time holds in PostgreSQL: "autotune" in ASCII."""
 _MIGRATIONS = Path(__file__).resolve().parent / "migrations"
-_WRITES = "autotune_writes"
-_MIGRATION_LOCK = 0x6175746F
-"""Key of the advisory lock that keeps two processes from making the tables at once."""
 _NETWORK_FILESYSTEMS = ("nfs", "nfs4", "cifs", "smb3", "lustre", "fuse.sshfs", "9p.nfs")
 
 
 class Store:
     """One database with our tables and Optuna's. Every call is one short transaction; reading never blocks the writer."""
 
-    def __init__(self, url: URL, engine: Engine) -> None:
-        self.url = url.render_as_string(hide_password=False)
-        self._shown = _shown(url)
+    def __init__(self, url: str, shown: str, engine: Engine) -> None:
+        self.url = shown
+        """Where it is, for people: without the password."""
+        self._url = url
         self._engine = engine
-        self._writer = engine.execution_options(**{_WRITES: True})
+        self._writing = engine.execution_options(**_WRITES)
 
     @classmethod
     def open(cls, url: str) -> Store:
@@ -57,27 +59,39 @@ class Store:
             url: `sqlite:///path` or `postgresql+psycopg://user@host/database`.
 
         Raises:
-            BadInput: not a URL, not writable, no database, on a network disk (SQLite), or of a later autotune. Nothing
-                was written then.
+            BadInput: not a URL, not writable, no database, on a network disk (SQLite), or of a later autotune.
         """
-        parsed = _parse(url)
-        shown = _shown(parsed)
-        if parsed.get_backend_name() == "sqlite":
-            _check_file(parsed.database, shown)
+        parsed = usable_url(url)
+        shown = parsed.render_as_string(hide_password=True)
         try:
             engine = _engine(parsed)
+            _migrate(engine, shown)
+            if parsed.get_backend_name() == "sqlite":
+                _write_ahead(engine)
+        except NoSuchModuleError as error:
+            raise BadInput(
+                f"--storage {shown}: there is no driver {parsed.drivername}; try sqlite or postgresql+psycopg"
+            ) from error
         except ModuleNotFoundError as error:
             raise BadInput(
                 f"--storage {shown}: the driver {error.name} is not installed; pip install 'verl-autotune[postgres]'"
             ) from error
-        try:
-            _migrate(engine, shown)
         except (DatabaseError, sqlite3.DatabaseError) as error:
-            engine.dispose()
+            reason = str(getattr(error, "orig", error)).strip().splitlines()[0]
             raise BadInput(
-                f"--storage {shown} cannot be opened: {_reason(error)}; name another database with --storage"
+                f"--storage {shown} cannot be opened: {reason}; name another database with --storage"
             ) from error
-        return cls(parsed, engine)
+        return cls(parsed.render_as_string(hide_password=False), shown, engine)
+
+    @staticmethod
+    def missing_file(url: str) -> Path | None:
+        """The file of a SQLite URL if it does not exist, which `open` would make; None for every other URL."""
+        try:
+            parsed = make_url(url)
+        except (ArgumentError, ValueError):
+            return None
+        path = Path(parsed.database) if parsed.get_backend_name() == "sqlite" and parsed.database else None
+        return path if path is not None and not path.exists() else None
 
     def close(self) -> None:
         """Gives back the connections."""
@@ -89,11 +103,13 @@ class Store:
         Raises:
             BadInput: its tables were made by another release of Optuna.
         """
-        arguments = {"poolclass": NullPool, "connect_args": _connect_arguments(make_url(self.url))}
+        arguments: dict[str, Any] = {"poolclass": NullPool}
+        if self._url.startswith("sqlite"):
+            arguments["connect_args"] = {"timeout": BUSY_SECONDS}
         try:
-            return optuna.storages.RDBStorage(self.url, engine_kwargs=arguments)
+            return optuna.storages.RDBStorage(self._url, engine_kwargs=arguments)
         except RuntimeError as error:
-            raise BadInput(f"--storage {self._shown}: {error} Or name another database with --storage") from error
+            raise BadInput(f"--storage {self.url}: {error} Or name another database with --storage") from error
 
     def create_study(
         self,
@@ -118,9 +134,9 @@ class Store:
         """
         if not 0 < len(name) <= NAME_LENGTH or name != _text(name):
             raise BadInput(f"--study {name[:40]!r}: a name has 1 to {NAME_LENGTH} characters, none of them NUL")
-        taken = BadInput(f"there is a study named {name!r} in {self._shown} already; choose another name with --study")
+        taken = BadInput(f"there is a study named {name!r} in {self.url} already; choose another name with --study")
         now = _now()
-        with Session(self._writer) as session, session.begin():
+        with Session(self._writing) as session, session.begin():
             if session.scalar(select(StudyRow.id).where(StudyRow.name == name)) is not None:
                 raise taken
             row = StudyRow(
@@ -150,8 +166,10 @@ class Store:
 
     def studies(self) -> list[StudyRecord]:
         """All studies, oldest first."""
+        count = select(func.count()).where(TrialRow.study_id == StudyRow.id).correlate(StudyRow).scalar_subquery()
         with Session(self._engine) as session:
-            return self._studies(session)
+            rows = session.execute(select(StudyRow, count).order_by(StudyRow.created_at, StudyRow.id)).all()
+            return [_study_record(row, trials) for row, trials in rows]
 
     def study(self, name: str) -> StudyRecord:
         """The study of that name.
@@ -159,14 +177,13 @@ class Store:
         Raises:
             BadInput: there is none; the message names near ones.
         """
-        with Session(self._engine) as session:
-            found = self._studies(session, name)
-            if found:
-                return found[0]
-            names = session.scalars(select(StudyRow.name).order_by(StudyRow.id)).all()
-        near = difflib.get_close_matches(name, names, n=3, cutoff=0.4)
+        studies = self.studies()
+        for study in studies:
+            if study.name == name:
+                return study
+        near = difflib.get_close_matches(name, [study.name for study in studies], n=3, cutoff=0.4)
         hint = f"did you mean {' or '.join(near)}?" if near else "autotune studies lists them"
-        raise BadInput(f"no study named {name!r} in {self._shown}; {hint}")
+        raise BadInput(f"no study named {name!r} in {self.url}; {hint}")
 
     def latest_study(self) -> StudyRecord | None:
         """The newest study, or None."""
@@ -192,10 +209,14 @@ class Store:
         optuna_number: int | None,
         simulated: bool,
     ) -> int:
-        """Stores a queued trial; returns its number in the study, from 0."""
-        with Session(self._writer) as session, session.begin():
-            # One at a time per study: two that read the same last number would both take the next one.
-            session.execute(select(StudyRow.id).where(StudyRow.id == study_id).with_for_update())
+        """Stores a queued trial; returns its number in the study, from 0.
+
+        Raises:
+            StatementError: a knob is NaN or infinite; as null it would be another Point.
+        """
+        with Session(self._writing) as session, session.begin():
+            # The study's row is locked so that two writers never take the same number (SQLite has one writer anyway).
+            session.execute(select(StudyRow.id).where(StudyRow.id == study_id).with_for_update()).one()
             last = session.scalar(select(func.max(TrialRow.number)).where(TrialRow.study_id == study_id))
             number = 0 if last is None else last + 1
             session.add(
@@ -218,15 +239,17 @@ class Store:
 
     def start_trial(self, study_id: int, number: int, *, run_dir: str) -> None:
         """The launch begins."""
-        with Session(self._writer) as session, session.begin():
+        with Session(self._writing) as session, session.begin():
             row = _trial_row(session, study_id, number, locked=True)
             _move(row, TrialState.RUNNING)
             row.started_at = _now()
             row.run_dir = _text(run_dir)
 
     def add_step(self, study_id: int, number: int, step: StepRecord) -> None:
-        """A step of a running trial was finished."""
-        with Session(self._writer) as session, session.begin():
+        """A step of a running trial was finished; one without a finite duration is left out, with a warning."""
+        if not _timed(number, step):
+            return
+        with Session(self._writing) as session, session.begin():
             row = _trial_row(session, study_id, number, locked=True)
             session.execute(delete(StepRow).where(StepRow.trial_id == row.id, StepRow.step == step.step))
             session.add(_step_row(row.id, step))
@@ -236,13 +259,15 @@ class Store:
     ) -> TrialRecord:
         """The launch ended; a measurement's own steps take the place of those seen live.
 
+        A step without a finite duration is left out, with a warning.
+
         Raises:
             WrongTransition: the trial has ended before, or was never started.
             ValueError: `measured` without a measurement; such a trial would rank without figures.
         """
         if state is TrialState.MEASURED and measurement is None:
             raise ValueError(f"trial {number} cannot be measured without a measurement")
-        with Session(self._writer) as session, session.begin():
+        with Session(self._writing) as session, session.begin():
             row = _trial_row(session, study_id, number, locked=True)
             _move(row, state)
             row.ended_at = _now()
@@ -263,7 +288,7 @@ class Store:
                 row.echo = _json(measurement.echo)
                 row.gpus = [_json(asdict(gpu)) for gpu in measurement.gpus]
                 session.execute(delete(StepRow).where(StepRow.trial_id == row.id))
-                session.add_all([_step_row(row.id, step) for step in measurement.steps])
+                session.add_all([_step_row(row.id, step) for step in measurement.steps if _timed(number, step)])
             session.flush()
             return self._records(session, study_id, number)[0]
 
@@ -282,16 +307,8 @@ class Store:
                 for s in steps
             ]
 
-    @staticmethod
-    def _studies(session: Session, name: str | None = None) -> list[StudyRecord]:
-        count = select(func.count()).where(TrialRow.study_id == StudyRow.id).correlate(StudyRow).scalar_subquery()
-        query = select(StudyRow, count).order_by(StudyRow.created_at, StudyRow.id)
-        if name is not None:
-            query = query.where(StudyRow.name == name)
-        return [_study_record(row, trials) for row, trials in session.execute(query)]
-
     def _update_study(self, study_id: int, **values: Any) -> None:
-        with Session(self._writer) as session, session.begin():
+        with Session(self._writing) as session, session.begin():
             row = session.get_one(StudyRow, study_id)
             for name, value in values.items():
                 setattr(row, name, value)
@@ -312,95 +329,86 @@ class Store:
         return [_trial_record(row, int(settled), int(steps)) for row, settled, steps in session.execute(query)]
 
 
-def _parse(url: str) -> URL:
-    try:
-        parsed = make_url(url)
-    except (ArgumentError, ValueError) as error:
-        raise BadInput("--storage is no database URL; try sqlite:///trials.db") from error
-    if parsed.drivername in ("postgresql", "postgres"):
-        parsed = parsed.set(drivername="postgresql+psycopg")
-    if parsed.drivername not in ("sqlite", "sqlite+pysqlite", "postgresql+psycopg"):
-        raise BadInput(
-            f"--storage {_shown(parsed)}: autotune stores in SQLite (sqlite:///trials.db) or PostgreSQL "
-            "(postgresql+psycopg://user@host/database)"
-        )
-    return parsed
-
-
-def _shown(url: URL) -> str:
-    return url.render_as_string(hide_password=True)
-
-
-def _reason(error: Exception) -> str:
-    lines = str(getattr(error, "orig", error)).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
-
-
-def _connect_arguments(url: URL) -> dict[str, Any]:
-    if url.get_backend_name() == "sqlite":
-        return {"timeout": BUSY_SECONDS}
-    return {} if "connect_timeout" in url.query else {"connect_timeout": CONNECT_SECONDS}
+def _without_login(url: str) -> str:
+    """The URL with everything up to its last `@` masked, since where a login ends in a broken one nobody knows."""
+    return f"***{url[url.rindex('@') :]}" if "@" in url else url
 
 
 def _engine(url: URL) -> Engine:
-    engine = create_engine(
-        url, poolclass=NullPool, connect_args=_connect_arguments(url), json_serializer=_dumps, hide_parameters=True
-    )
     if url.get_backend_name() != "sqlite":
-        return engine
+        return create_engine(url, poolclass=NullPool, json_serializer=_dumps)
+    engine = create_engine(url, poolclass=NullPool, json_serializer=_dumps, connect_args={"timeout": BUSY_SECONDS})
 
     @event.listens_for(engine, "connect")
     def prepare(connection: sqlite3.Connection, _: object) -> None:
-        # Python's driver begins transactions by itself, but not before DDL: a migration that was killed would stay half done.
-        connection.isolation_level = None
+        connection.isolation_level = (
+            None  # the driver begins no transaction before DDL, so `begin` below does it always
+        )
         connection.execute("PRAGMA foreign_keys=ON")
 
     @event.listens_for(engine, "begin")
     def begin(connection: Connection) -> None:
-        # A writer takes its lock at once: one that began as a reader is refused, not made to wait, when another wrote first.
-        writes = connection.get_execution_options().get(_WRITES, False)
+        # A writer takes its lock at once: one that reads first would fail, not wait, when another wrote in between.
+        writes = _WRITES.keys() <= connection.get_execution_options().keys()
         connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
 
     return engine
 
 
 def _migrate(engine: Engine, shown: str) -> None:
-    """Brings the tables to this release's schema, whole or not at all; reads alone where they are there already."""
+    """Brings the tables up to date in one transaction that only one process at a time can be in.
+
+    A database that is up to date is only read, so that opening one does not wait for its writer.
+    """
     config = Config()
     config.set_main_option("script_location", str(_MIGRATIONS).replace("%", "%%"))
-    scripts = ScriptDirectory.from_config(config)
     with engine.connect() as connection:
-        stored = _stored_schema(connection)
-    if stored == scripts.get_current_head():
-        return
-    if stored is not None and stored not in {script.revision for script in scripts.walk_revisions()}:
-        raise BadInput(
-            f"--storage {shown} was written by a later autotune (schema {stored}); upgrade autotune, or name another "
-            "database with --storage"
-        )
-    if engine.dialect.name == "sqlite":
-        _use_wal(engine)
-    with engine.execution_options(**{_WRITES: True}).begin() as connection:
-        if engine.dialect.name == "postgresql":
-            connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _MIGRATION_LOCK})
-        config.attributes["connection"] = connection
-        alembic.upgrade(config, "head")
+        if _is_current(config, connection, shown):
+            return
+    with engine.execution_options(**_WRITES).begin() as connection:
+        if connection.dialect.name == "postgresql":
+            connection.execute(select(func.pg_advisory_xact_lock(_MIGRATION_LOCK)))
+        if not _is_current(config, connection, shown):
+            config.attributes["connection"] = connection
+            alembic.upgrade(config, "head")
 
 
-def _stored_schema(connection: Connection) -> str | None:
-    if not inspect(connection).has_table(VERSION_TABLE):
-        return None
-    found = connection.execute(text(f"SELECT version_num FROM {VERSION_TABLE}")).scalar()
-    return None if found is None else str(found)
+def _write_ahead(engine: Engine) -> None:
+    """Switches SQLite to write-ahead logging, where readers and the writer do not wait for each other.
+
+    The switch needs the file to itself, and SQLite does not wait for that by itself.
+    """
+    end = time.monotonic() + BUSY_SECONDS
+    with closing(engine.raw_connection()) as connection:
+        cursor = connection.cursor()
+        while cursor.execute("PRAGMA journal_mode").fetchone() != ("wal",):
+            try:
+                cursor.execute("PRAGMA journal_mode=WAL")
+            except sqlite3.OperationalError:
+                if time.monotonic() > end:
+                    raise
+                time.sleep(0.02)
 
 
-def _use_wal(engine: Engine) -> None:
-    """Write-ahead log, a lasting property of the file: readers go on while a study writes."""
-    connection = engine.raw_connection()
+def usable_url(url: str) -> URL:
+    """A storage URL that looks usable, found out without writing anything.
+
+    Raises:
+        BadInput: not a URL, another kind of database, or a SQLite file that cannot be made, written or locked.
+    """
     try:
-        connection.cursor().execute("PRAGMA journal_mode=WAL")
-    finally:
-        connection.close()
+        parsed = make_url(url)
+    except (ArgumentError, ValueError):
+        # Without its cause: that, and a text which is no URL, may show a password.
+        raise BadInput(f"--storage {_without_login(url)!r} is no database URL; try sqlite:///trials.db") from None
+    if parsed.drivername == "postgresql":
+        parsed = parsed.set(drivername="postgresql+psycopg")
+    shown = parsed.render_as_string(hide_password=True)
+    if parsed.get_backend_name() == "sqlite":
+        _check_file(parsed.database, shown)
+    elif parsed.get_backend_name() != "postgresql":
+        raise BadInput(f"--storage {shown}: autotune stores in SQLite or PostgreSQL")
+    return parsed
 
 
 def _check_file(database: str | None, shown: str) -> None:
@@ -452,6 +460,20 @@ def filesystem_of(folder: Path, mounts: str) -> str:
     return best[1]
 
 
+def _is_current(config: Config, connection: Connection, shown: str) -> bool:
+    """Whether the database has the tables of this autotune; those of a later one are refused."""
+    if not inspect(connection).has_table(VERSION_TABLE):
+        return False
+    stored = connection.execute(text(f"SELECT version_num FROM {VERSION_TABLE}")).scalar()
+    known = [script.revision for script in ScriptDirectory.from_config(config).walk_revisions()]
+    if stored is not None and stored not in known:
+        raise BadInput(
+            f"--storage {shown} was written by a later autotune (schema {stored}); "
+            "upgrade autotune, or name another database"
+        )
+    return stored == known[0]
+
+
 def _trial_row(session: Session, study_id: int, number: int, *, locked: bool = False) -> TrialRow:
     query = select(TrialRow).where(TrialRow.study_id == study_id, TrialRow.number == number)
     return session.scalars(query.with_for_update() if locked else query).one()
@@ -462,6 +484,14 @@ def _move(row: TrialRow, state: TrialState) -> None:
     if state not in TRANSITIONS[now]:
         raise WrongTransition(f"trial {row.number} is {now.value} and cannot become {state.value}")
     row.state = state.value
+
+
+def _timed(number: int, step: StepRecord) -> bool:
+    """Whether a step can be stored. A duration of NaN is no measurement, and SQLite would take it for a missing value."""
+    if math.isfinite(step.seconds):
+        return True
+    _LOG.warning("trial %d: step %d took %s seconds and is left out", number, step.step, step.seconds)
+    return False
 
 
 def _step_row(trial_id: int, step: StepRecord) -> StepRow:

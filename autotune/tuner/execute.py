@@ -20,11 +20,12 @@ from autotune.measure.payload import write_payload
 from autotune.measure.runner import Runner
 from autotune.redaction import redact
 from autotune.store.json_shapes import show_json
-from autotune.store.store import Store
+from autotune.store.store import Store, usable_url
 from autotune.tuner.listener import Listener
 from autotune.tuner.outcome import replace_file, write_outputs
 from autotune.tuner.prepare import Prepared
 from autotune.tuner.proposals import Proposer, make_sampler
+from autotune.tuner.request import RunRequest
 from autotune.tuner.study import HOOK_FILE, StudyRun
 from autotune.values import BadInput, Decision, KnobValue, Point, Refusal
 from autotune.verl.compose import Composer
@@ -65,8 +66,9 @@ class StudyJob:
         self._prepared = prepared
         self._listener = listener
         request = prepared.request
-        check_writable(request.out)
+        check_places(request)
         self._store = Store.open(request.storage)
+        request.out.mkdir(parents=True, exist_ok=True)
         payload_dir = (request.out / "inside").resolve()
         stack = prepared.stack
         payload = write_payload(
@@ -191,19 +193,30 @@ def emitted_changes(prepared: Prepared, point: Point, out: Path) -> dict[str, Kn
 
 
 def check_writable(folder: Path) -> None:
-    """Makes the output folder.
+    """Finds out whether an output folder can be made and written, without making it.
 
     Raises:
-        BadInput: it cannot be made or written.
+        BadInput: it cannot, or something that is no folder stands in its way.
     """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
+    place = folder.resolve()
+    while not place.exists():
+        place = place.parent
+    if not place.is_dir():
+        raise BadInput(f"cannot make the output folder {folder}: {place} is a file; choose another one with --out")
+    if not os.access(place, os.W_OK | os.X_OK):
         raise BadInput(
-            f"cannot make the output folder {folder}: {error.strerror}; choose another one with --out"
-        ) from error
-    if not os.access(folder, os.W_OK):
-        raise BadInput(f"the output folder {folder} cannot be written; choose another one with --out")
+            f"cannot write the output folder {folder}: {place} is not writable; choose another one with --out"
+        )
+
+
+def check_places(request: RunRequest) -> None:
+    """Finds out whether the study's folder and database can be written, before anything is.
+
+    Raises:
+        BadInput: one of them cannot.
+    """
+    usable_url(request.storage)
+    check_writable(request.out)
 
 
 def _settings(prepared: Prepared) -> dict[str, Any]:

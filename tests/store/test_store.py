@@ -199,7 +199,7 @@ def test_reader_sees_a_whole_state_while_a_writer_is_in_its_transaction(
     study = add_study(store)
     add_trial(store, study, outcome=measurement(2.0))
     reader = open_store(url)
-    with store._writer.begin() as connection:
+    with store._writing.begin() as connection:
         connection.exec_driver_sql("UPDATE autotune_trial SET throughput = 1.0")
         assert reader.trials(study)[0].throughput == pytest.approx(250.0)
         assert open_store(url).study("night").trials == 1
