@@ -136,7 +136,7 @@ class StudyJob:
             prepared,
             self._store,
             self._study_id,
-            Proposer(study, prepared.space, prepared.first, prepared.refusals),
+            Proposer(study, prepared.space, prepared.first, prepared.refusals, prepared.knobs),
             self._runner,
             hook_source=_HOOK_SOURCE,
             compose=compose,
