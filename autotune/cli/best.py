@@ -33,7 +33,8 @@ def best(
     """Prints the best settings of a study."""
     as_json = as_json or format_ is Format.JSON
     try:
-        result = best_json(chosen_study(open_existing(storage), study))
+        record = chosen_study(open_existing(storage), study)
+        result = emitted(record) if format_ is Format.YAML and not as_json else best_json(record)
     except BadInput as error:
         terminal.refuse(str(error), as_json=as_json)
     except RunFailed as error:
@@ -46,22 +47,31 @@ def best(
         sys.stdout.write(result["script"])
 
 
+def emitted(study: StudyRecord) -> dict[str, Any]:
+    """`{"overrides", "changed"}` of a study that has ended.
+
+    Raises:
+        RunFailed: it has no verdict yet.
+    """
+    if study.verdict is None or "emitted" not in study.verdict:
+        raise RunFailed(
+            f"study {study.name!r} has no result yet (it is {study.state}); see autotune show for what it measured"
+        )
+    found = study.verdict["emitted"]
+    return {"overrides": found["overrides"], "changed": found["changed"]}
+
+
 def best_json(study: StudyRecord) -> dict[str, Any]:
     """`{"overrides", "changed", "script"}` of a study that has ended.
 
     Raises:
         RunFailed: it has no verdict yet, or its best.sh is gone.
     """
-    if study.verdict is None or "emitted" not in study.verdict:
-        raise RunFailed(f"study {study.name!r} has no result yet (it is {study.state})")
+    result = emitted(study)
     script = Path(study.settings["out"]) / "best.sh"
     if not script.is_file():
         raise RunFailed(
-            f"{script}, which the study wrote, is gone; autotune keeps no unredacted script in the database"
+            f"{script}, which the study wrote, is gone, and the database keeps the script without its secrets only; "
+            "--format yaml still prints the settings"
         )
-    emitted = study.verdict["emitted"]
-    return {
-        "overrides": emitted["overrides"],
-        "changed": emitted["changed"],
-        "script": script.read_text(encoding="utf-8"),
-    }
+    return {**result, "script": script.read_text(encoding="utf-8")}

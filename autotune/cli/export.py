@@ -17,7 +17,9 @@ from autotune.values import BadInput
 
 def export(
     study: Annotated[str | None, typer.Argument(help="Name of the study.", show_default="the newest")] = None,
-    out: Annotated[Path, typer.Option(help="Folder for the files.")] = Path(),
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for the files.", show_default="autotune-export/STUDY")
+    ] = None,
     storage: Annotated[str, typer.Option(help="Database URL.")] = DEFAULT_STORAGE,
     as_json: Annotated[bool, typer.Option("--json", help="Print the paths as one JSON object.")] = False,
 ) -> None:
@@ -25,13 +27,14 @@ def export(
     try:
         store = open_existing(storage)
         record = chosen_study(store, study)
-        check_writable(out)
-        out.mkdir(parents=True, exist_ok=True)
+        folder = out or Path("autotune-export") / record.name
+        check_writable(folder)
+        folder.mkdir(parents=True, exist_ok=True)
     except BadInput as error:
         terminal.refuse(str(error), as_json=as_json)
     emitted = (record.verdict or {}).get("emitted") or {"overrides": {}, "changed": []}
     changes = {key: emitted["overrides"][key] for key in emitted["changed"]}
-    files = write_outputs(store, record, store.trials(record.id), out, changes=changes)
+    files = write_outputs(store, record, store.trials(record.id), folder, changes=changes)
     if as_json:
         terminal.print_json({"files": [str(path) for path in files]})
         return

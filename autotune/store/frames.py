@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any, Literal
+
 import pandas as pd
 
 from autotune.store.records import StudyRecord
 from autotune.store.store import Store
+from autotune.values import KnobValue
 
 
 def trials_frame(store: Store, study: StudyRecord) -> pd.DataFrame:
-    """One row per trial: its facts, a column per knob, and `phase_<name>_s` for mean seconds by phase."""
+    """One row per trial: its facts, a column per knob, and `phase_<name>_s` for mean seconds by phase.
+
+    A knob's column has the type of its values (nullable); text where the knob took values of several types.
+    """
+    trials = store.trials(study.id)
     rows = []
-    for trial in store.trials(study.id):
+    for trial in trials:
         failure = trial.failure or {}
         rows.append(
             {
@@ -37,12 +45,29 @@ def trials_frame(store: Store, study: StudyRecord) -> pd.DataFrame:
                 "failure_evidence": failure.get("evidence"),
                 "started_at": trial.started_at,
                 "ended_at": trial.ended_at,
-                **{key: None if value is None else str(value) for key, value in trial.point.values},
                 **{f"phase_{name}_s": seconds for name, seconds in trial.phases.items()},
             }
         )
     frame: pd.DataFrame = pd.DataFrame(rows)
+    points = [trial.point.as_dict() for trial in trials]
+    for key in sorted({key for point in points for key in point}):
+        values = [point.get(key) for point in points]
+        kind = _column_type(values)
+        cells: list[Any] = [str(value) if kind == "string" and value is not None else value for value in values]
+        frame[key] = pd.Series(cells, dtype="object").astype(kind)
     return frame
+
+
+def _column_type(values: Sequence[KnobValue]) -> Literal["boolean", "Int64", "Float64", "string"]:
+    """The nullable type that holds these values without changing one; Parquet has no columns of mixed types."""
+    kinds = {type(value) for value in values if value is not None}
+    if kinds == {bool}:
+        return "boolean"
+    if kinds == {int} and all(abs(int(value)) < 2**63 for value in values if value is not None):
+        return "Int64"
+    if kinds and kinds <= {int, float}:
+        return "Float64"
+    return "string"
 
 
 def steps_frame(store: Store, study: StudyRecord) -> pd.DataFrame:

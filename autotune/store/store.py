@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import json
 import logging
 import math
 import os
@@ -21,7 +22,7 @@ from alembic.config import Config
 from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, Engine, case, create_engine, delete, event, func, inspect, select, text
 from sqlalchemy.engine import URL, make_url
-from sqlalchemy.exc import ArgumentError, DatabaseError, NoSuchModuleError
+from sqlalchemy.exc import ArgumentError, DatabaseError, IntegrityError, NoSuchModuleError
 from sqlalchemy.orm import Session
 from sqlalchemy.pool import NullPool
 
@@ -32,6 +33,7 @@ from autotune.values import BadInput, Failure, KnobValue, Measurement, Point, St
 _LOG = logging.getLogger(__name__)
 VERSION_TABLE = "autotune_alembic_version"
 BUSY_SECONDS = 60.0
+NAME_LENGTH = 200
 _WRITES = {"autotune_writes": True}
 _MIGRATION_LOCK = 0x6175746F74756E65
 """Key of the advisory lock that one migration at a time holds in PostgreSQL: "autotune" in ASCII."""
@@ -62,7 +64,7 @@ class Store:
         parsed = usable_url(url)
         shown = parsed.render_as_string(hide_password=True)
         try:
-            engine = _engine(url)
+            engine = _engine(parsed)
             _migrate(engine, shown)
             if parsed.get_backend_name() == "sqlite":
                 _write_ahead(engine)
@@ -79,7 +81,7 @@ class Store:
             raise BadInput(
                 f"--storage {shown} cannot be opened: {reason}; name another database with --storage"
             ) from error
-        return cls(url, shown, engine)
+        return cls(parsed.render_as_string(hide_password=False), shown, engine)
 
     @staticmethod
     def missing_file(url: str) -> Path | None:
@@ -96,11 +98,18 @@ class Store:
         self._engine.dispose()
 
     def optuna_storage(self) -> optuna.storages.RDBStorage:
-        """Optuna's storage in the same database."""
+        """Optuna's storage in the same database.
+
+        Raises:
+            BadInput: its tables were made by another release of Optuna.
+        """
         arguments: dict[str, Any] = {"poolclass": NullPool}
         if self._url.startswith("sqlite"):
             arguments["connect_args"] = {"timeout": BUSY_SECONDS}
-        return optuna.storages.RDBStorage(self._url, engine_kwargs=arguments)
+        try:
+            return optuna.storages.RDBStorage(self._url, engine_kwargs=arguments)
+        except RuntimeError as error:
+            raise BadInput(f"--storage {self.url}: {error} Or name another database with --storage") from error
 
     def create_study(
         self,
@@ -121,23 +130,24 @@ class Store:
         """Stores a new, running study; returns its id.
 
         Raises:
-            BadInput: there is a study of that name.
+            BadInput: there is a study of that name, or the name is empty or too long.
         """
+        if not 0 < len(name) <= NAME_LENGTH or name != _text(name):
+            raise BadInput(f"--study {name[:40]!r}: a name has 1 to {NAME_LENGTH} characters, none of them NUL")
+        taken = BadInput(f"there is a study named {name!r} in {self.url} already; choose another name with --study")
         now = _now()
         with Session(self._writing) as session, session.begin():
             if session.scalar(select(StudyRow.id).where(StudyRow.name == name)) is not None:
-                raise BadInput(
-                    f"there is a study named {name!r} in {self.url} already; choose another name with --study"
-                )
+                raise taken
             row = StudyRow(
                 name=name,
                 created_at=now,
                 updated_at=now,
                 state="running",
-                workload=workload,
+                workload=_text(workload),
                 workload_fingerprint=workload_fingerprint,
-                script_path=script_path,
-                script_text=script_text,
+                script_path=_text(script_path),
+                script_text=_text(script_text),
                 n_gpus=n_gpus,
                 simulated=simulated,
                 launch=_json(launch),
@@ -148,7 +158,10 @@ class Store:
                 verdict=None,
             )
             session.add(row)
-            session.flush()
+            try:
+                session.flush()
+            except IntegrityError as error:
+                raise taken from error
             return row.id
 
     def studies(self) -> list[StudyRecord]:
@@ -196,7 +209,11 @@ class Store:
         optuna_number: int | None,
         simulated: bool,
     ) -> int:
-        """Stores a queued trial; returns its number in the study, from 0."""
+        """Stores a queued trial; returns its number in the study, from 0.
+
+        Raises:
+            StatementError: a knob is NaN or infinite; as null it would be another Point.
+        """
         with Session(self._writing) as session, session.begin():
             # The study's row is locked so that two writers never take the same number (SQLite has one writer anyway).
             session.execute(select(StudyRow.id).where(StudyRow.id == study_id).with_for_update()).one()
@@ -209,9 +226,9 @@ class Store:
                     optuna_number=optuna_number,
                     kind=kind.value,
                     state=TrialState.QUEUED.value,
-                    point=_json(point.as_dict()),
+                    point=point.as_dict(),
                     overrides=list(overrides),
-                    origin=origin,
+                    origin=_text(origin),
                     simulated=simulated,
                     phases={},
                     echo={},
@@ -223,17 +240,17 @@ class Store:
     def start_trial(self, study_id: int, number: int, *, run_dir: str) -> None:
         """The launch begins."""
         with Session(self._writing) as session, session.begin():
-            row = _trial_row(session, study_id, number)
+            row = _trial_row(session, study_id, number, locked=True)
             _move(row, TrialState.RUNNING)
             row.started_at = _now()
-            row.run_dir = run_dir
+            row.run_dir = _text(run_dir)
 
     def add_step(self, study_id: int, number: int, step: StepRecord) -> None:
         """A step of a running trial was finished; one without a finite duration is left out, with a warning."""
         if not _timed(number, step):
             return
         with Session(self._writing) as session, session.begin():
-            row = _trial_row(session, study_id, number)
+            row = _trial_row(session, study_id, number, locked=True)
             session.execute(delete(StepRow).where(StepRow.trial_id == row.id, StepRow.step == step.step))
             session.add(_step_row(row.id, step))
 
@@ -245,10 +262,13 @@ class Store:
         A step without a finite duration is left out, with a warning.
 
         Raises:
-            WrongTransition: the trial has ended before.
+            WrongTransition: the trial has ended before, or was never started.
+            ValueError: `measured` without a measurement; such a trial would rank without figures.
         """
+        if state is TrialState.MEASURED and measurement is None:
+            raise ValueError(f"trial {number} cannot be measured without a measurement")
         with Session(self._writing) as session, session.begin():
-            row = _trial_row(session, study_id, number)
+            row = _trial_row(session, study_id, number, locked=True)
             _move(row, state)
             row.ended_at = _now()
             row.failure = failure.to_json() if failure is not None else None
@@ -314,10 +334,10 @@ def _without_login(url: str) -> str:
     return f"***{url[url.rindex('@') :]}" if "@" in url else url
 
 
-def _engine(url: str) -> Engine:
-    if not url.startswith("sqlite"):
-        return create_engine(url, poolclass=NullPool)
-    engine = create_engine(url, poolclass=NullPool, connect_args={"timeout": BUSY_SECONDS})
+def _engine(url: URL) -> Engine:
+    if url.get_backend_name() != "sqlite":
+        return create_engine(url, poolclass=NullPool, json_serializer=_dumps)
+    engine = create_engine(url, poolclass=NullPool, json_serializer=_dumps, connect_args={"timeout": BUSY_SECONDS})
 
     @event.listens_for(engine, "connect")
     def prepare(connection: sqlite3.Connection, _: object) -> None:
@@ -381,6 +401,8 @@ def usable_url(url: str) -> URL:
     except (ArgumentError, ValueError):
         # Without its cause: that, and a text which is no URL, may show a password.
         raise BadInput(f"--storage {_without_login(url)!r} is no database URL; try sqlite:///trials.db") from None
+    if parsed.drivername == "postgresql":
+        parsed = parsed.set(drivername="postgresql+psycopg")
     shown = parsed.render_as_string(hide_password=True)
     if parsed.get_backend_name() == "sqlite":
         _check_file(parsed.database, shown)
@@ -392,6 +414,8 @@ def usable_url(url: str) -> URL:
 def _check_file(database: str | None, shown: str) -> None:
     if not database or database == ":memory:":
         raise BadInput(f"--storage {shown}: a study needs a file, such as sqlite:///trials.db")
+    if database.startswith("file:"):
+        raise BadInput(f"--storage {shown}: write the path alone, such as sqlite:///trials.db")
     path = Path(database)
     folder = path.resolve().parent
     # os.path, since Path raises PermissionError for what lies in a folder that may not be entered.
@@ -401,7 +425,7 @@ def _check_file(database: str | None, shown: str) -> None:
         raise BadInput(f"--storage {shown}: {path} is a folder")
     if not os.access(path if os.path.exists(path) else folder, os.W_OK) or not os.access(folder, os.W_OK):
         raise BadInput(f"--storage {shown}: {path} cannot be written; name another database with --storage")
-    kind = _filesystem(folder)
+    kind = filesystem_of(folder, _mounts())
     if kind in _NETWORK_FILESYSTEMS:
         raise BadInput(
             f"--storage {shown}: {folder} is on {kind}, where SQLite's locks do not hold and databases break; "
@@ -413,14 +437,22 @@ def _check_file(database: str | None, shown: str) -> None:
                 raise BadInput(f"--storage {shown}: {path} is no SQLite database")
 
 
-def _filesystem(folder: Path) -> str:
-    """Type of the filesystem that holds a folder, by /proc/mounts; empty where that cannot be read."""
+def _mounts() -> str:
     try:
-        mounts = Path("/proc/mounts").read_text(encoding="utf-8", errors="replace").splitlines()
+        return Path("/proc/mounts").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return ""
+
+
+def filesystem_of(folder: Path, mounts: str) -> str:
+    """Type of the filesystem that holds a folder; empty where that is not known.
+
+    Args:
+        folder: an absolute path.
+        mounts: the text of /proc/mounts.
+    """
     best = ("", "")
-    for line in mounts:
+    for line in mounts.splitlines():
         parts = line.split()
         if len(parts) > 2:
             place = parts[1].replace("\\040", " ")
@@ -443,8 +475,9 @@ def _is_current(config: Config, connection: Connection, shown: str) -> bool:
     return stored == known[0]
 
 
-def _trial_row(session: Session, study_id: int, number: int) -> TrialRow:
-    return session.scalars(select(TrialRow).where(TrialRow.study_id == study_id, TrialRow.number == number)).one()
+def _trial_row(session: Session, study_id: int, number: int, *, locked: bool = False) -> TrialRow:
+    query = select(TrialRow).where(TrialRow.study_id == study_id, TrialRow.number == number)
+    return session.scalars(query.with_for_update() if locked else query).one()
 
 
 def _move(row: TrialRow, state: TrialState) -> None:
@@ -545,6 +578,16 @@ def _json(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [_json(inner) for inner in value]
     return value
+
+
+def _dumps(value: Any) -> str:
+    # A NaN that slipped through would be stored as a word that is no JSON, and PostgreSQL would refuse the whole row.
+    return json.dumps(value, allow_nan=False)
+
+
+def _text(value: str) -> str:
+    """The text without NUL and lone surrogates (a script in another encoding has them), which no database takes."""
+    return value.replace("\x00", "\ufffd").encode("utf-8", "replace").decode("utf-8")
 
 
 def _finite(value: float | None) -> float | None:

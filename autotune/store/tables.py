@@ -59,7 +59,7 @@ class StudyRow(Base):
     space: Mapped[dict[str, Any]] = mapped_column(JSON)
     settings: Mapped[dict[str, Any]] = mapped_column(JSON)
     environment: Mapped[dict[str, Any]] = mapped_column(JSON)
-    verdict: Mapped[dict[str, Any] | None] = mapped_column(JSON)
+    verdict: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
 
 
 class TrialRow(Base):
@@ -94,7 +94,7 @@ class TrialRow(Base):
     phases: Mapped[dict[str, Any]] = mapped_column(JSON)
     echo: Mapped[dict[str, Any]] = mapped_column(JSON)
     gpus: Mapped[list[dict[str, Any]]] = mapped_column(JSON)
-    failure: Mapped[dict[str, Any] | None] = mapped_column(JSON)
+    failure: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
     run_dir: Mapped[str | None] = mapped_column(Text)
 
 

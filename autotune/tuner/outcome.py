@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,11 @@ from autotune.store.records import StudyRecord, TrialRecord
 from autotune.store.store import Store
 from autotune.tuner import wording
 from autotune.values import KnobValue, TrialKind, TrialState
-from autotune.verl.knobs import catalogue
+from autotune.verl import keys
+from autotune.verl.knobs import Knob, catalogue
+
+_TOLD = 400
+"""Characters of a failure that a cell of a table shows; the log has the rest."""
 
 
 def write_outputs(
@@ -33,8 +38,11 @@ def write_outputs(
     paths = [replace_file(out / name, text) for name, text in texts.items()]
     parquet = out / "trials.parquet"
     temporary = out / ".trials.parquet.new"
-    trials_frame(store, study).to_parquet(temporary, index=False)
-    os.replace(temporary, parquet)
+    try:
+        trials_frame(store, study).to_parquet(temporary, index=False)
+        os.replace(temporary, parquet)
+    finally:
+        temporary.unlink(missing_ok=True)
     return [*paths, parquet]
 
 
@@ -115,10 +123,17 @@ def _changed(study: StudyRecord, changes: Mapping[str, KnobValue]) -> list[str]:
     knobs = catalogue(str(study.environment.get("verl", "")))
     rows = []
     for key, value in changes.items():
-        knob = knobs.get(key)
-        touches = ", ".join(phase.value for phase in knob.phases) if knob else "gen (the poll for its end)"
-        rows.append((f"`{key}`", str(study.config.get(key, "not set")), str(value), touches))
+        before = wording.value(study.config[key]) if key in study.config else "not set"
+        rows.append((key, before, wording.value(value), _touches(key, knobs)))
     return [*lines, *_table(("key", "from", "to", "phases it touches"), rows)]
+
+
+def _touches(key: str, knobs: Mapping[str, Knob]) -> str:
+    """Phases of a step that feel a key of the emitted script: a knob's, one that is tied to a knob, or the hook's."""
+    if key in (keys.SAMPLER_PATH, keys.SAMPLER_NAME):
+        return "gen (the poll for its end)"
+    knob = knobs.get(key) or next((knob for knob in knobs.values() if key in knob.tied), None)
+    return ", ".join(phase.value for phase in knob.phases) if knob else "not known"
 
 
 def _equivalence(verdict: Mapping[str, Any]) -> list[str]:
@@ -140,11 +155,7 @@ def _launches(trials: Sequence[TrialRecord]) -> list[str]:
     for trial in trials:
         against = wording.gain(trial.throughput / own - 1) if own and trial.throughput and trial.number else "–"
         changed = wording.changes(trial.point.changes_from(baseline)) if baseline is not None else ""
-        told = (
-            ""
-            if trial.failure is None
-            else f"{trial.failure['class']} in {trial.failure['phase']}: {trial.failure['evidence']}"
-        )
+        told = "" if trial.failure is None else _told(trial.failure)
         kind = "again" if trial.kind is TrialKind.CONFIRM else ""
         badge = "SIMULATED " if trial.simulated else ""
         state = f"{badge}{trial.state.value} {kind}".strip()
@@ -162,6 +173,19 @@ def _launches(trials: Sequence[TrialRecord]) -> list[str]:
     return ["## Every launch", "", *_table(("trial", "", "tokens/s/GPU", "gain", "s/step", "changed", "failure"), rows)]
 
 
+def _told(failure: Mapping[str, Any]) -> str:
+    evidence = str(failure["evidence"])
+    shown = evidence if len(evidence) <= _TOLD else f"{evidence[:_TOLD]}…"
+    return f"{failure['class']} in {failure['phase']}: {shown} What helps: {failure['remedy']}"
+
+
+def _machine(study: StudyRecord, trials: Sequence[TrialRecord]) -> str:
+    if str(study.config.get("trainer.device")) == "cpu":
+        return f"{study.n_gpus} rank{'s' if study.n_gpus > 1 else ''} on the CPU"
+    names = sorted({str(gpu["name"]) for trial in trials for gpu in trial.gpus})
+    return f"{study.n_gpus} × {', '.join(names) or 'GPU (model not read)'}"
+
+
 def _method(study: StudyRecord, trials: Sequence[TrialRecord], verdict: Mapping[str, Any]) -> list[str]:
     measured = [t for t in trials if t.state is TrialState.MEASURED]
     counted = sum(t.counted_steps for t in measured)
@@ -175,7 +199,7 @@ def _method(study: StudyRecord, trials: Sequence[TrialRecord], verdict: Mapping[
         "- Tokens/s/GPU: prompt and response tokens of the counted steps over their seconds, per GPU. The whole batch, every phase.",
         "- The gain compares launches of your command with launches made of the best setting after it was chosen.",
         f"- Points refused by arithmetic or by verl's own validation before a launch: {verdict.get('refused', 0)}.",
-        f"- {versions}",
+        f"- Ran on {_plain(_machine(study, trials))}. Versions: {_plain(versions)}.",
     ]
     if noise is not None:
         lines.append(
@@ -193,12 +217,15 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
 
 
 def _cell(text: str) -> str:
-    """Text that cannot leave its cell, nor begin HTML."""
+    """Text that cannot leave its cell."""
     return _plain(text).replace("|", "\\|")
 
 
 def _plain(text: str) -> str:
-    return " ".join(text.split()).replace("<", "&lt;")
+    """Text that stays text: on one line, without Markdown, HTML or control characters."""
+    line = " ".join("".join(c if c.isprintable() else " " for c in text).split())
+    line = re.sub(r"[\\`*\[\]~]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])", lambda found: "\\" + found[0], line)
+    return line.replace("&", "&amp;").replace("<", "&lt;")
 
 
 def _mfu(value: float | None) -> str:

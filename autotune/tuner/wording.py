@@ -37,9 +37,16 @@ def short_key(key: str) -> str:
     return f"{parts[1]}.{parts[-1]}" if parts[0] == "actor_rollout_ref" else f"{parts[0]}.{parts[-1]}"
 
 
+def value(setting: KnobValue) -> str:
+    """A knob's value as Hydra writes it: `true`, `null`, `0.5`."""
+    if setting is None:
+        return "null"
+    return str(setting).lower() if isinstance(setting, bool) else str(setting)
+
+
 def changes(values: Mapping[str, KnobValue]) -> str:
     """`rollout.max_num_seqs=64, …` on one line; `as it is` for nothing."""
-    return ", ".join(f"{short_key(key)}={value}" for key, value in values.items()) or "as it is"
+    return ", ".join(f"{short_key(key)}={value(setting)}" for key, setting in values.items()) or "as it is"
 
 
 def verdict(verdict: Mapping[str, Any]) -> str:

@@ -8,7 +8,7 @@ import shutil
 import socket
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -127,3 +127,23 @@ def _programs() -> Path:
             pytrace=False,
         )
     return Path(on_path).resolve().parent
+
+
+@pytest.fixture
+def open_store() -> Iterator[Callable[[str], Store]]:
+    """Opens stores and closes them after the test."""
+    opened: list[Store] = []
+
+    def open_(url: str) -> Store:
+        opened.append(Store.open(url))
+        return opened[-1]
+
+    yield open_
+    for store in opened:
+        store.close()
+
+
+@pytest.fixture
+def postgres_url(postgresql_url: str) -> str:
+    """The emptied database of the private server."""
+    return postgresql_url
