@@ -219,15 +219,6 @@ def test_a_damaged_file_is_refused(tmp_path: Path, sqlite_url: str) -> None:
         Store.open(sqlite_url)
 
 
-def test_a_network_disk_is_refused(tmp_path: Path, sqlite_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    kind = store_module._filesystem(tmp_path.resolve())
-    assert kind
-    monkeypatch.setattr(store_module, "_NETWORK_FILESYSTEMS", (kind,))
-    with pytest.raises(BadInput, match=rf"is on {kind}, where SQLite's locks do not hold.*PostgreSQL"):
-        Store.open(sqlite_url)
-    assert files(tmp_path) == {}
-
-
 @pytest.mark.usefixtures("unprivileged")
 @pytest.mark.parametrize(
     ("folder", "said"), [("/usr", "/usr/trials.db cannot be written"), ("/root/a", "not be entered")]
