@@ -154,6 +154,7 @@ class Evaluator:
     ) -> None:
         self.reading = Reading(texts=[text])
         self.shell = Shell(variables_of(env), [Field(arg, passthrough=True) for arg in args], cwd, name=name)
+        self.shell.variables["IFS"] = Variable(" \t\n")
         if home is not None and "HOME" not in self.shell.variables:
             self.shell.variables["HOME"] = Variable(home, exported=True)
         self._given = given

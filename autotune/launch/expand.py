@@ -266,7 +266,8 @@ class Expander:
         if part.indirect and (part.index is not None or part.operator in ("@", "*")):
             if part.index is not None and part.index.raw in ("@", "*"):
                 variable = self.shell.variables.get(part.name)
-                return [str(key) for key, _ in variable.items or ()] if variable is not None else []
+                keys = [str(key) for key, _ in variable.items or ()] if variable is not None else []
+                return [self._ifs()[:1].join(keys)] if quoted and part.index.raw == "*" else keys
             return sorted(name for name in self.shell.variables if name.startswith(part.name))
         if part.name in ("@", "*") and not part.indirect:
             star = part.name == "*"
