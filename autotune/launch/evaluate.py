@@ -41,7 +41,7 @@ from autotune.launch.syntax import (
 from autotune.launch.wrappers import Found, find_launch, nested_script
 
 MAX_STEPS = 20_000
-MAX_SECONDS = 1.5
+MAX_SECONDS = 1.2
 MAX_CALLS = 12
 MAX_LAUNCHES = 200
 _SILENT = {
@@ -217,8 +217,12 @@ class Evaluator:
         status = self._pipeline(statement.pipelines[0], errexit=last == 0)
         for at, (operator, pipeline) in enumerate(zip(statement.operators, statement.pipelines[1:], strict=True)):
             if status is None:
-                stops = operator == "||" and _ends(pipeline)
-                status = 0 if stops else self._maybe(partial(self._pipeline, pipeline))
+                if (operator == "||" and _ends(pipeline)) or (operator == "||" and self._works):
+                    status = 0
+                elif operator == "&&" and self._works:
+                    status = self._pipeline(pipeline, errexit=at + 1 == last)
+                else:
+                    status = self._maybe(partial(self._pipeline, pipeline))
             elif (status == 0) == (operator == "&&"):
                 status = self._pipeline(pipeline, errexit=at + 1 == last)
         return status
@@ -261,6 +265,8 @@ class Evaluator:
         return status
 
     _testing = 0
+    _works = False
+    """The last command of unknown status is one that scripts expect to work (`mkdir`, `pip install`), not a question (`grep -q`)."""
 
     def _pipe(self, pipeline: Pipeline) -> int | None:
         """Commands joined by `|`: each in a shell of its own; what flows between them is not followed."""
@@ -301,6 +307,7 @@ class Evaluator:
             self.shell.functions[command.name] = command.body
             return 0
         if isinstance(command, Condition):
+            self._works = False
             return _Test(self, command.line).double(command.tokens)
         if isinstance(command, ArithmeticCommand):
             value = self._expander.number(command.expression, command.expression.raw, command.line)
@@ -636,6 +643,7 @@ class Evaluator:
         self._skip(node)
         if self._output is not None:
             self._output_known = False
+        self._works = name_of(fields) in _WORKS and not self._testing
         return None
 
     def _skip(self, node: Simple) -> None:
@@ -704,7 +712,7 @@ class Evaluator:
         return True
 
     def _read_file(self, path: str) -> str | None:
-        if is_unknown(path) or is_unknown(self.shell.cwd):
+        if is_unknown(path) or (is_unknown(self.shell.cwd) and not path.startswith("/")):
             return None
         full = posixpath.join(self.shell.cwd, path)
         try:
@@ -851,6 +859,7 @@ class Evaluator:
         text = self._read_file(path)
         if text is None:
             self._skip(node)
+            self._works = not self._testing
             return None
         self._calls += 1
         if self._calls > MAX_CALLS:
@@ -912,6 +921,7 @@ class Evaluator:
 
     def _do_command(self, node: Simple, fields: list[Field]) -> int | None:
         rest = fields[1:]
+        self._works = False
         if rest and rest[0].text in ("-v", "-V", "-p"):
             self._output_known = False
             return None
@@ -930,6 +940,7 @@ class Evaluator:
         raise _Continue(0, _status_of(fields) or 1)
 
     def _do_test(self, node: Simple, fields: list[Field]) -> int | None:
+        self._works = False
         words = [item.text for item in fields[1:]]
         if fields[0].text == "[" and words[-1:] == ["]"]:
             words.pop()
@@ -1024,6 +1035,17 @@ _BUILTINS = {
     "exec", "command", "builtin", "exit", "return", "break", "continue", "let", "read", "mapfile", "readarray", "getopts", "cat",
     "shopt", "trap", "wait", "alias", "ulimit", "umask", "sleep", "hash", "clear",
 }  # fmt: skip
+
+
+_WORKS = {
+    "mkdir", "rm", "cp", "mv", "ln", "touch", "chmod", "chown", "pip", "pip3", "uv", "git", "module", "conda", "mamba", "tar", "unzip", "wget",
+    "apt", "apt-get", "huggingface-cli", "hf", "modelscope", "tee", "sync", "make", "wandb", "ulimit", "rsync", "sed", "scp",
+}  # fmt: skip
+
+
+def name_of(fields: Sequence[Field]) -> str:
+    """The program's name without its folder."""
+    return posixpath.basename(fields[0].text)
 
 
 def _ends(pipeline: Pipeline) -> bool:

@@ -545,6 +545,8 @@ def expand_braces(parts: tuple[Part, ...]) -> Iterator[tuple[Part, ...]]:
     if not any(isinstance(part, Literal) and not part.quoted and "{" in part.text for part in parts):
         yield parts
         return
+    if sum(part.text.count("{") for part in parts if isinstance(part, Literal) and not part.quoted) > 60:
+        raise TooComplex("holds a word with more than 60 braces")
     atoms: list[_Atom] = []
     for part in parts:
         if isinstance(part, Literal) and not part.quoted:

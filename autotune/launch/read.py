@@ -20,7 +20,7 @@ from autotune.launch.syntax import DoubleQuoted, Literal, Parameter, Part, Simpl
 from autotune.launch.wrappers import entrypoint_kind
 
 MAX_BYTES = 262_144
-MAX_OVERRIDES = 1_000
+MAX_OVERRIDES = 400
 _VALUED = {
     "config-path": "cp",
     "config-name": "cn",
