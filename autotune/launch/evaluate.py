@@ -694,7 +694,7 @@ class Evaluator:
         number = len(self.reading.texts) - 1
         saved, outer, wrapped = self.shell, self._outer, self._wrappers
         child = variables_of({**saved.environment(), **env})
-        positional = [Field(arg, passthrough=True) for arg in args]
+        positional = [Field(arg, line=node.line) for arg in args]
         self.shell = Shell(child, positional, saved.cwd, name="bash")
         self._outer = outer or node
         self._wrappers = (*wrapped, *wrappers)

@@ -56,8 +56,7 @@ def _run(stage: Path, script: Path) -> dict[str, Any]:
         env=_env(stage),
         timeout=20,
         check=False,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        capture_output=True,
     )
     lines = (stage / "record.jsonl").read_text().splitlines()
     (stage / "record.jsonl").unlink()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 
@@ -23,11 +24,8 @@ PIECES = [
 def _read(text: str, tmp_path: Path) -> None:
     script = tmp_path / "s.sh"
     script.write_bytes(text.encode("utf-8", "surrogatepass"))
-    try:
-        read_launch(script, env={"HOME": "/h"}, cwd=str(tmp_path)).to_json()
-    except LaunchError as error:
-        assert error.code
-        assert error.message
+    with contextlib.suppress(LaunchError):
+        assert read_launch(script, env={"HOME": "/h"}, cwd=str(tmp_path)).to_json()["entrypoint"]
 
 
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
