@@ -257,7 +257,12 @@ class Evaluator:
         return statuses[0] if len(set(statuses)) == 1 else None
 
     def _pipeline(self, pipeline: Pipeline, *, errexit: bool = False) -> int | None:
-        status = self._command(pipeline.commands[0]) if len(pipeline.commands) == 1 else self._pipe(pipeline)
+        wrapped = self._wrappers
+        self._wrappers = (*wrapped, "time") if pipeline.timed else wrapped
+        try:
+            status = self._command(pipeline.commands[0]) if len(pipeline.commands) == 1 else self._pipe(pipeline)
+        finally:
+            self._wrappers = wrapped
         if pipeline.negated:
             return None if status is None else int(not status)
         if errexit and status is not None and status != 0 and "errexit" in self.shell.options and not self._testing:

@@ -275,6 +275,13 @@ def _refuse_none(reading: Reading, source: Source) -> None:
         if "verl" in text or "main_ppo" in text:
             hint = f"; line {line} names verl, but what it runs is known to a shell only"
             break
+    if not hint:
+        rows = reading.texts[0].split("\n")
+        named = [
+            n for n, row in enumerate(rows, 1) if "verl" in row and "-m" in row and not row.lstrip().startswith("#")
+        ]
+        if named:
+            hint = f"; line {named[0]} would, but with this environment and these arguments the script never gets there (give variables with --env)"
     raise LaunchError(
         "NO_LAUNCH_FOUND", f"{what} launches no verl trainer (such as python3 -m verl.trainer.main_ppo){hint}"
     )
@@ -304,9 +311,7 @@ def _refuse_broken(reading: Reading, chosen: int, text: str) -> None:
         rows = reading.texts[hit.source].split("\n")
     at = stray.line - 1
     while (
-        at > 1
-        and (not rows[at - 1].strip() or rows[at - 1].lstrip().startswith("#"))
-        and not rows[at - 2].rstrip(" \t").endswith("\\")
+        at > 1 and _empty_row(rows[at - 1]) and (_empty_row(rows[at - 2]) or not rows[at - 2].rstrip().endswith("\\"))
     ):
         at -= 1
     dropped = []
@@ -325,6 +330,10 @@ def _refuse_broken(reading: Reading, chosen: int, text: str) -> None:
     else:
         why = "misses its backslash, so the command ends there"
     raise _broken(at, why, dropped, stray.line)
+
+
+def _empty_row(row: str) -> bool:
+    return not row.strip() or row.lstrip().startswith("#")
 
 
 def _follows(line: int, hit: Hit) -> bool:
