@@ -160,6 +160,7 @@ class Evaluator:
         self._given = given
         self._expander = Expander(lambda: self.shell, self._substitution, self._miss, home)
         self._steps = 0
+        self._written: dict[str, str] = {}
         self._deadline = time.monotonic() + MAX_SECONDS
         self._calls = 0
         self._output: list[str] | None = None
@@ -719,7 +720,9 @@ class Evaluator:
     def _read_file(self, path: str) -> str | None:
         if is_unknown(path) or (is_unknown(self.shell.cwd) and not path.startswith("/")):
             return None
-        full = posixpath.join(self.shell.cwd, path)
+        full = posixpath.normpath(posixpath.join(self.shell.cwd, path))
+        if full in self._written:
+            return self._written[full]
         try:
             if not os.path.isfile(full) or os.path.getsize(full) > 262_144:
                 return None
@@ -1022,6 +1025,10 @@ class Evaluator:
     def _do_cat(self, node: Simple, fields: list[Field]) -> int | None:
         target = [r for r in node.redirects if r.operator in (">", ">>", ">|")]
         text = self._input(node) if len(fields) == 1 else None
+        name = self._expander.text(target[-1].target) if target else ""
+        if text is not None and name and not is_unknown(name + self.shell.cwd) and len(self._written) < 50:
+            full = posixpath.normpath(posixpath.join(self.shell.cwd, name))
+            self._written[full] = (self._written.get(full, "") if target[-1].operator == ">>" else "") + text
         if target or text is None:
             self._skip(node)
             self._output_known &= bool(target)

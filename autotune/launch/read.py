@@ -352,10 +352,11 @@ def _refuse_missing(reading: Reading, chosen: int) -> None:
             missing.setdefault(item.name, item)
     if not missing:
         return
+    give = "give it as an argument of the script, after --" if all(name.isdigit() for name in missing) else _GIVE
     listed = ", ".join(f"{m.name} (line {m.line}{': ' + m.message if m.message else ''})" for m in missing.values())
     first = next(iter(missing.values()))
     verb = "is" if len(missing) == 1 else "are"
-    raise LaunchError("UNSET_VARIABLE", f"{listed} {verb} not set, and bash would stop there; {_GIVE}", line=first.line)
+    raise LaunchError("UNSET_VARIABLE", f"{listed} {verb} not set, and bash would stop there; {give}", line=first.line)
 
 
 # -- the value -----------------------------------------------------------------------------------------------------

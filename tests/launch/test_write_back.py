@@ -83,10 +83,15 @@ def test_the_last_of_several_overrides_of_a_key_is_the_one_that_changes() -> Non
     assert written == "python3 -m verl.trainer.main_ppo a.x=1 a.y=2 a.x=5\n"
 
 
-def test_a_place_that_cannot_carry_the_change_is_named() -> None:
-    text = 'run() { python3 -m verl.trainer.main_ppo a.x=1 a.y=2; }\nssh host "$(cat cmd)"\nrun\n'
-    launch = read_launch(text, env={})
-    assert "a.x=7" in write_back(launch, {"a.x": 7})
+def test_a_place_that_cannot_carry_the_change_is_named(tmp_path: Path) -> None:
+    (tmp_path / "fixed.sh").write_text("python3 -m verl.trainer.main_ppo a.x=1 a.y=2\n")
+    launch = read_launch("export A=1\nbash fixed.sh\n", env={}, cwd=str(tmp_path))
+    with pytest.raises(LaunchError) as caught:
+        write_back(launch, {"a.x": 7})
+    assert (caught.value.code, caught.value.line) == ("WRITE_BACK", 2)
+
+
+def test_an_unknown_op_is_refused() -> None:
     with pytest.raises(ValueError, match="unknown op"):
         format_override("a", 1, "remove")
 
