@@ -41,7 +41,7 @@ from autotune.launch.syntax import (
 from autotune.launch.wrappers import Found, find_launch, nested_script
 
 MAX_STEPS = 20_000
-MAX_SECONDS = 1.5
+MAX_SECONDS = 1.2
 MAX_CALLS = 12
 MAX_LAUNCHES = 200
 _SILENT = {
@@ -154,11 +154,13 @@ class Evaluator:
     ) -> None:
         self.reading = Reading(texts=[text])
         self.shell = Shell(variables_of(env), [Field(arg, passthrough=True) for arg in args], cwd, name=name)
+        self.shell.variables["IFS"] = Variable(" \t\n")
         if home is not None and "HOME" not in self.shell.variables:
             self.shell.variables["HOME"] = Variable(home, exported=True)
         self._given = given
         self._expander = Expander(lambda: self.shell, self._substitution, self._miss, home)
         self._steps = 0
+        self._written: dict[str, str] = {}
         self._deadline = time.monotonic() + MAX_SECONDS
         self._calls = 0
         self._output: list[str] | None = None
@@ -216,8 +218,12 @@ class Evaluator:
         status = self._pipeline(statement.pipelines[0], errexit=last == 0)
         for at, (operator, pipeline) in enumerate(zip(statement.operators, statement.pipelines[1:], strict=True)):
             if status is None:
-                stops = operator == "||" and _ends(pipeline)
-                status = 0 if stops else self._maybe(partial(self._pipeline, pipeline))
+                if (operator == "||" and _ends(pipeline)) or (operator == "||" and self._works):
+                    status = 0
+                elif operator == "&&" and self._works:
+                    status = self._pipeline(pipeline, errexit=at + 1 == last)
+                else:
+                    status = self._maybe(partial(self._pipeline, pipeline))
             elif (status == 0) == (operator == "&&"):
                 status = self._pipeline(pipeline, errexit=at + 1 == last)
         return status
@@ -252,7 +258,12 @@ class Evaluator:
         return statuses[0] if len(set(statuses)) == 1 else None
 
     def _pipeline(self, pipeline: Pipeline, *, errexit: bool = False) -> int | None:
-        status = self._command(pipeline.commands[0]) if len(pipeline.commands) == 1 else self._pipe(pipeline)
+        wrapped = self._wrappers
+        self._wrappers = (*wrapped, "time") if pipeline.timed else wrapped
+        try:
+            status = self._command(pipeline.commands[0]) if len(pipeline.commands) == 1 else self._pipe(pipeline)
+        finally:
+            self._wrappers = wrapped
         if pipeline.negated:
             return None if status is None else int(not status)
         if errexit and status is not None and status != 0 and "errexit" in self.shell.options and not self._testing:
@@ -260,6 +271,8 @@ class Evaluator:
         return status
 
     _testing = 0
+    _works = False
+    """The last command of unknown status is one that scripts expect to work (`mkdir`, `pip install`), not a question (`grep -q`)."""
 
     def _pipe(self, pipeline: Pipeline) -> int | None:
         """Commands joined by `|`: each in a shell of its own; what flows between them is not followed."""
@@ -300,6 +313,7 @@ class Evaluator:
             self.shell.functions[command.name] = command.body
             return 0
         if isinstance(command, Condition):
+            self._works = False
             return _Test(self, command.line).double(command.tokens)
         if isinstance(command, ArithmeticCommand):
             value = self._expander.number(command.expression, command.expression.raw, command.line)
@@ -635,6 +649,7 @@ class Evaluator:
         self._skip(node)
         if self._output is not None:
             self._output_known = False
+        self._works = name_of(fields) in _WORKS and not self._testing
         return None
 
     def _skip(self, node: Simple) -> None:
@@ -685,7 +700,7 @@ class Evaluator:
         number = len(self.reading.texts) - 1
         saved, outer, wrapped = self.shell, self._outer, self._wrappers
         child = variables_of({**saved.environment(), **env})
-        positional = [Field(arg, passthrough=True) for arg in args]
+        positional = [Field(arg, line=node.line) for arg in args]
         self.shell = Shell(child, positional, saved.cwd, name="bash")
         self._outer = outer or node
         self._wrappers = (*wrapped, *wrappers)
@@ -703,9 +718,11 @@ class Evaluator:
         return True
 
     def _read_file(self, path: str) -> str | None:
-        if is_unknown(path) or is_unknown(self.shell.cwd):
+        if is_unknown(path) or (is_unknown(self.shell.cwd) and not path.startswith("/")):
             return None
-        full = posixpath.join(self.shell.cwd, path)
+        full = posixpath.normpath(posixpath.join(self.shell.cwd, path))
+        if full in self._written:
+            return self._written[full]
         try:
             if not os.path.isfile(full) or os.path.getsize(full) > 262_144:
                 return None
@@ -850,6 +867,7 @@ class Evaluator:
         text = self._read_file(path)
         if text is None:
             self._skip(node)
+            self._works = not self._testing
             return None
         self._calls += 1
         if self._calls > MAX_CALLS:
@@ -911,6 +929,7 @@ class Evaluator:
 
     def _do_command(self, node: Simple, fields: list[Field]) -> int | None:
         rest = fields[1:]
+        self._works = False
         if rest and rest[0].text in ("-v", "-V", "-p"):
             self._output_known = False
             return None
@@ -929,6 +948,7 @@ class Evaluator:
         raise _Continue(0, _status_of(fields) or 1)
 
     def _do_test(self, node: Simple, fields: list[Field]) -> int | None:
+        self._works = False
         words = [item.text for item in fields[1:]]
         if fields[0].text == "[" and words[-1:] == ["]"]:
             words.pop()
@@ -1005,6 +1025,10 @@ class Evaluator:
     def _do_cat(self, node: Simple, fields: list[Field]) -> int | None:
         target = [r for r in node.redirects if r.operator in (">", ">>", ">|")]
         text = self._input(node) if len(fields) == 1 else None
+        name = self._expander.text(target[-1].target) if target else ""
+        if text is not None and name and not is_unknown(name + self.shell.cwd) and len(self._written) < 50:
+            full = posixpath.normpath(posixpath.join(self.shell.cwd, name))
+            self._written[full] = (self._written.get(full, "") if target[-1].operator == ">>" else "") + text
         if target or text is None:
             self._skip(node)
             self._output_known &= bool(target)
@@ -1023,6 +1047,17 @@ _BUILTINS = {
     "exec", "command", "builtin", "exit", "return", "break", "continue", "let", "read", "mapfile", "readarray", "getopts", "cat",
     "shopt", "trap", "wait", "alias", "ulimit", "umask", "sleep", "hash", "clear",
 }  # fmt: skip
+
+
+_WORKS = {
+    "mkdir", "rm", "cp", "mv", "ln", "touch", "chmod", "chown", "pip", "pip3", "uv", "git", "module", "conda", "mamba", "tar", "unzip", "wget",
+    "apt", "apt-get", "huggingface-cli", "hf", "modelscope", "tee", "sync", "make", "wandb", "ulimit", "rsync", "sed", "scp",
+}  # fmt: skip
+
+
+def name_of(fields: Sequence[Field]) -> str:
+    """The program's name without its folder."""
+    return posixpath.basename(fields[0].text)
 
 
 def _ends(pipeline: Pipeline) -> bool:

@@ -266,7 +266,8 @@ class Expander:
         if part.indirect and (part.index is not None or part.operator in ("@", "*")):
             if part.index is not None and part.index.raw in ("@", "*"):
                 variable = self.shell.variables.get(part.name)
-                return [str(key) for key, _ in variable.items or ()] if variable is not None else []
+                keys = [str(key) for key, _ in variable.items or ()] if variable is not None else []
+                return [self._ifs()[:1].join(keys)] if quoted and part.index.raw == "*" else keys
             return sorted(name for name in self.shell.variables if name.startswith(part.name))
         if part.name in ("@", "*") and not part.indirect:
             star = part.name == "*"
@@ -544,6 +545,8 @@ def expand_braces(parts: tuple[Part, ...]) -> Iterator[tuple[Part, ...]]:
     if not any(isinstance(part, Literal) and not part.quoted and "{" in part.text for part in parts):
         yield parts
         return
+    if sum(part.text.count("{") for part in parts if isinstance(part, Literal) and not part.quoted) > 60:
+        raise TooComplex("holds a word with more than 60 braces")
     atoms: list[_Atom] = []
     for part in parts:
         if isinstance(part, Literal) and not part.quoted:

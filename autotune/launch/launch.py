@@ -137,6 +137,11 @@ class Launch:
         return next((o.typed for o in reversed(self.overrides) if o.key == key), None)
 
     @property
+    def module(self) -> str:
+        """The entry point as a module for `python -m`, also where the script names verl's file."""
+        return "verl.trainer.main_ppo" if self.supported else self.entrypoint
+
+    @property
     def supported(self) -> bool:
         """Whether autotune tunes this entry point."""
         return self.entrypoint_kind == "ppo"

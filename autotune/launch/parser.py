@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from bisect import bisect_right
 
 from autotune.launch.errors import LaunchError, TooComplex
@@ -34,6 +35,7 @@ from autotune.launch.syntax import (
     Word,
 )
 
+MAX_SECONDS = 1.0
 MAX_DEPTH = 40
 """Nesting beyond this is refused: each level takes several Python frames, and the interpreter's stack is finite."""
 
@@ -67,6 +69,8 @@ class _Parser:
         self.pos = 0
         self.source = source
         self.depth = depth
+        self._deadline = time.monotonic() + MAX_SECONDS
+        self._ticks = 0
         self._offset = line_offset
         self._breaks = [match.start() for match in re.finditer("\n", text)]
         self._heredocs: list[tuple[Redirect, str, bool, bool]] = []
@@ -83,6 +87,11 @@ class _Parser:
         self.depth += 1
         if self.depth > MAX_DEPTH:
             raise TooComplex(f"nests more than {MAX_DEPTH} levels deep", line=self.line())
+
+    def _tick(self) -> None:
+        self._ticks += 1
+        if self._ticks % 256 == 0 and time.monotonic() > self._deadline:
+            raise TooComplex("takes too long to parse", line=self.line())
 
     def _leave(self) -> None:
         self.depth -= 1
@@ -519,6 +528,7 @@ class _Parser:
         match = _ASSIGN.match(self.text, self.pos)
         if not match:
             return None
+        self._tick()
         line = self.line()
         index = None
         if match[2]:
@@ -568,6 +578,7 @@ class _Parser:
         return word
 
     def _word(self) -> Word | None:
+        self._tick()
         start = end = self.pos
         parts: list[Part] = []
         while self.pos < len(self.text):

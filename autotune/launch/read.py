@@ -20,7 +20,7 @@ from autotune.launch.syntax import DoubleQuoted, Literal, Parameter, Part, Simpl
 from autotune.launch.wrappers import entrypoint_kind
 
 MAX_BYTES = 262_144
-MAX_OVERRIDES = 1_000
+MAX_OVERRIDES = 400
 _VALUED = {
     "config-path": "cp",
     "config-name": "cn",
@@ -275,6 +275,13 @@ def _refuse_none(reading: Reading, source: Source) -> None:
         if "verl" in text or "main_ppo" in text:
             hint = f"; line {line} names verl, but what it runs is known to a shell only"
             break
+    if not hint:
+        rows = reading.texts[0].split("\n")
+        named = [
+            n for n, row in enumerate(rows, 1) if "verl" in row and "-m" in row and not row.lstrip().startswith("#")
+        ]
+        if named:
+            hint = f"; line {named[0]} would, but with this environment and these arguments the script never gets there (give variables with --env)"
     raise LaunchError(
         "NO_LAUNCH_FOUND", f"{what} launches no verl trainer (such as python3 -m verl.trainer.main_ppo){hint}"
     )
@@ -304,9 +311,7 @@ def _refuse_broken(reading: Reading, chosen: int, text: str) -> None:
         rows = reading.texts[hit.source].split("\n")
     at = stray.line - 1
     while (
-        at > 1
-        and (not rows[at - 1].strip() or rows[at - 1].lstrip().startswith("#"))
-        and not rows[at - 2].rstrip(" \t").endswith("\\")
+        at > 1 and _empty_row(rows[at - 1]) and (_empty_row(rows[at - 2]) or not rows[at - 2].rstrip().endswith("\\"))
     ):
         at -= 1
     dropped = []
@@ -327,6 +332,10 @@ def _refuse_broken(reading: Reading, chosen: int, text: str) -> None:
     raise _broken(at, why, dropped, stray.line)
 
 
+def _empty_row(row: str) -> bool:
+    return not row.strip() or row.lstrip().startswith("#")
+
+
 def _follows(line: int, hit: Hit) -> bool:
     return line > hit.node.line
 
@@ -343,10 +352,11 @@ def _refuse_missing(reading: Reading, chosen: int) -> None:
             missing.setdefault(item.name, item)
     if not missing:
         return
+    give = "give it as an argument of the script, after --" if all(name.isdigit() for name in missing) else _GIVE
     listed = ", ".join(f"{m.name} (line {m.line}{': ' + m.message if m.message else ''})" for m in missing.values())
     first = next(iter(missing.values()))
     verb = "is" if len(missing) == 1 else "are"
-    raise LaunchError("UNSET_VARIABLE", f"{listed} {verb} not set, and bash would stop there; {_GIVE}", line=first.line)
+    raise LaunchError("UNSET_VARIABLE", f"{listed} {verb} not set, and bash would stop there; {give}", line=first.line)
 
 
 # -- the value -----------------------------------------------------------------------------------------------------

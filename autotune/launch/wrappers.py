@@ -202,8 +202,8 @@ def _python(
             if module in ("cProfile", "viztracer", "memray", "scalene", "debugpy", "pdb", "trace"):
                 return _torchrun(argv, index + 1, wrappers, env, removed, start=start)
             return _entry(argv, start, index, index + 1, wrappers, env, removed)
-        if word.startswith("-m") and re.fullmatch(r"-m[A-Za-z_][\w.]*", word):
-            return None
+        if re.fullmatch(r"-m[A-Za-z_][\w.]*", word):
+            return _entry([*argv[:index], word[2:], *argv[index + 1 :]], start, index, index, wrappers, env, removed)
         if word in ("-W", "-X") and index + 1 < len(argv):
             index += 2
             continue

@@ -75,6 +75,7 @@ def _change(launch: Launch, key: str, value: KnobValue, new: bool) -> Launch:
         lambda: _inside_quotes(launch, last, value),
         lambda: _append(launch, argument, before_arguments=True),
         lambda: _append(launch, argument, before_arguments=False),
+        lambda: _append(launch, quote(argument), before_arguments=False),
         lambda: _append_inside_quotes(launch, argument),
     ]
     for way in ways:
