@@ -23,7 +23,27 @@ from tests.verl_logs.checks import check  # noqa: E402
 from tests.verl_logs.mutations import mutate, sources  # noqa: E402
 
 CASES = ROOT / "tests" / "cases"
-WORDS = "the of model response is answer so we have that 3 + 4 = 7 then compute sum over all values and therefore step by step".split()
+WORDS = [
+    "the",
+    "model",
+    "response",
+    "is",
+    "so",
+    "we",
+    "have",
+    "that",
+    "3",
+    "+",
+    "4",
+    "=",
+    "7",
+    "then",
+    "compute",
+    "all",
+    "step",
+    "by",
+    "step",
+]
 MIXES = {"text": 400, "frames": 40, "steps": 0}
 """Lines of other text between two steps: generated responses, tracebacks of workers that were survived, or none at all."""
 
