@@ -217,8 +217,8 @@ def _table(report: LogReport) -> Table:
         title=f"{hidden} earlier steps are not shown" if hidden else None,
     )  # fmt: skip
     several = report.runs > 1
-    for name in (*(("run",) if several else ()), "step", "seconds", *phases, "rest", "tok/s/GPU", "MFU", "GiB"):
-        table.add_column(name, justify="right")
+    for name in (*(("run",) if several else ()), "step", "seconds", *phases, "rest", "tok/s/GPU", "MFU %", "GiB"):
+        table.add_column(name, justify="right", no_wrap=True)
     for row in report.rows[-_SHOWN_ROWS:]:
         table.add_row(*((str(row.run),) if several else ()), *_cells(row, phases))
     return table
@@ -232,14 +232,14 @@ def _cells(row: StepRow, phases: list[str]) -> list[str]:
         *(words.number(record.phases.get(phase)) for phase in phases),
         words.number(record.rest_seconds),
         words.number(row.throughput),
-        "–" if record.mfu is None else f"{record.mfu * 100:.1f} %",
+        "–" if record.mfu is None else f"{record.mfu * 100:.1f}",
         words.number(record.memory_gb),
     ]
 
 
 def _speed(report: LogReport) -> Text:
     score = report.score
-    line = Text(f"speed    {sparkline(report.speeds)}  ", no_wrap=True, overflow="ellipsis")
+    line = Text(f"speed    {sparkline(report.speeds)}  ")
     if score.throughput is None:
         return line.append("only the first step, which is warm-up: no score yet")
     mfu = "MFU not computable" if score.mfu is None else f"MFU {score.mfu * 100:.1f} %"
