@@ -217,8 +217,8 @@ def _table(report: LogReport) -> Table:
         title=f"{hidden} earlier steps are not shown" if hidden else None,
     )  # fmt: skip
     several = report.runs > 1
-    for name in (*(("run",) if several else ()), "step", "seconds", *phases, "rest", "tok/s/GPU", "MFU %", "GiB"):
-        table.add_column(name, justify="right", no_wrap=True)
+    for name in (*(("run",) if several else ()), "step", "seconds", *phases, "rest", "tok/s\n/GPU", "MFU\n%", "GiB"):
+        table.add_column(name.replace("_", "\n", 1), justify="right", no_wrap=True)
     for row in report.rows[-_SHOWN_ROWS:]:
         table.add_row(*((str(row.run),) if several else ()), *_cells(row, phases))
     return table

@@ -223,6 +223,10 @@ def _joined(text: str, body: str, *, bare: bool, broken_here: bool, goes_on: boo
     if _PAIR.match(last.rstrip()):
         if any(f" - {name}:" in text for name in _NAMES.findall(body)):
             return None  # a whole step and a piece of another one: no step names a metric twice
+        whole = f"{last.rstrip()} {start}" if _NEXT_PAIR.match(start) else last + body
+        end = whole.rstrip().removesuffix(" -").rpartition(" - ")[2]
+        if not goes_on and not _PAIR.match(end):
+            return None  # only a line that is full breaks within a name or number
         if _NEXT_PAIR.match(start):
             return _checked(text, last, body) or _checked(text.rstrip() + " ", last.rstrip() + " ", start)
         if last != last.rstrip() or body != start:

@@ -38,7 +38,7 @@ def test_json_has_the_steps_of_the_case(case: Path) -> None:
 def test_people_see_phases_speed_and_the_decisive_line() -> None:
     done = call(CASES / "logs" / "f01_oom_update_actor.log")
     assert done.exit_code == 0
-    assert "update_actor" in done.stdout.splitlines()[0]
+    assert [word in done.stdout.splitlines()[1] for word in ("actor", "log_prob", "%")] == [True] * 3
     assert "762.8 tok/s/GPU" in done.stdout
     assert "failure  oom_gpu in phase update_actor" in done.stdout
     assert "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 9.27 GiB" in done.stdout
