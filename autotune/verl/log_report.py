@@ -27,10 +27,10 @@ from autotune.verl.metrics import (
 
 _KEPT_ROWS = 400
 _KEPT_NOTES = 20
-_KV_TOKENS = re.compile(r"GPU KV cache size: ([\d,]+) tokens")
-_CONCURRENCY = re.compile(r"Maximum concurrency for [\d,]+ tokens per request: ([\d.]+)x")
-_SLEEP = re.compile(r"Sleep mode freed [\d.]+ GiB memory, ([\d.]+) GiB memory is still in use")
-_PREEMPTED = re.compile(r"total_(?:num_)?cumulative_preemption[_a-z]*=(\d+)")
+_KV_TOKENS = re.compile(r"GPU KV cache size: (\d[\d,]{0,20}) tokens")
+_CONCURRENCY = re.compile(r"Maximum concurrency for [\d,]+ tokens per request: (\d{1,12}(?:\.\d+)?)x")
+_SLEEP = re.compile(r"Sleep mode freed [\d.]+ GiB memory, (\d{1,12}(?:\.\d+)?) GiB memory is still in use")
+_PREEMPTED = re.compile(r"total_(?:num_)?cumulative_preemption[_a-z]*=(\d{1,12})\b")
 
 
 @dataclass(frozen=True, slots=True)
