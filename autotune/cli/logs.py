@@ -19,7 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from autotune.cli import console as terminal
-from autotune.cli import words
+from autotune.tuner import wording as words
 from autotune.verl.failures import EndedBy
 from autotune.verl.log_report import LogReader, LogReport, StepRow
 from autotune.verl.metrics import PHASES, LoggedStep

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 
 from rich.bar import Bar
 from rich.console import Console, Group, RenderableType
@@ -11,9 +12,9 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from autotune.cli import words
 from autotune.measure.runner import Event, StageSeen, StepSeen
 from autotune.store.records import TrialRecord
+from autotune.tuner import wording as words
 from autotune.tuner.listener import Listener
 from autotune.tuner.prepare import Prepared
 from autotune.values import Point, StepRecord, TrialKind, TrialState
@@ -35,7 +36,7 @@ class Progress(Listener):
     On a terminal the view is redrawn in place; elsewhere every launch leaves one line.
     """
 
-    def __init__(self, console: Console, *, clock: object = time.monotonic) -> None:
+    def __init__(self, console: Console) -> None:
         self._console = console
         self._live: Live | None = None
         self._prepared: Prepared | None = None
@@ -151,10 +152,10 @@ class Progress(Listener):
         return max(0.0, left)
 
 
-def phase_bars(phases: dict[str, float] | object, total: float) -> RenderableType:
+def phase_bars(phases: Mapping[str, float], total: float) -> RenderableType:
     """One bar per phase, its length the share of the step."""
     table = Table.grid(padding=(0, 1))
-    for name, seconds in dict(phases).items():  # type: ignore[call-overload]
+    for name, seconds in phases.items():
         if total <= 0 or seconds / total < 0.005:
             continue
         table.add_row(

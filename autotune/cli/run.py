@@ -15,13 +15,14 @@ from rich.markup import escape
 from rich.table import Table
 
 from autotune.cli import console as terminal
-from autotune.cli import words
+from autotune.cli.pairs import pairs
 from autotune.cli.progress import Progress
 from autotune.cli.storage import DEFAULT_STORAGE
 from autotune.launch import Launch, capture_environment
 from autotune.measure.runner import Limits, StepPlan
+from autotune.tuner import wording as words
 from autotune.tuner.demo import DEMO_SPACE, demo_request
-from autotune.tuner.execute import Outputs, execute
+from autotune.tuner.execute import Outputs, check_places, execute
 from autotune.tuner.prepare import Prepared, launch_environment, open_composer, prepare, read_script
 from autotune.tuner.request import Objective, RunRequest, SamplerName
 from autotune.values import AutotuneError, BadInput
@@ -87,7 +88,7 @@ def run(
 ) -> None:
     """Finds the fastest settings for a verl training command and writes a command that is ready to run."""
     try:
-        overrides, variables = _pairs(set_, "--set"), _pairs(env, "--env")
+        overrides, variables = pairs(set_, "--set"), pairs(env, "--env")
         if demo:
             if script is not None:
                 raise BadInput("--demo brings its own script; leave SCRIPT away, or leave --demo away")
@@ -120,6 +121,7 @@ def run(
             plan=StepPlan(at_least=steps or 2, at_most=max(5, steps or 2)),
             limits=Limits(startup=startup_timeout),
         )
+        check_places(request)
         if demo:
             request = demo_request(request, trials=trials, confirmations=confirmations, steps=steps, dry_run=dry_run)
         status = _run(request, setup, dry_run=dry_run, as_json=as_json)
@@ -203,10 +205,14 @@ def _explain(prepared: Prepared, launch: Launch, setup: str | None, *, details: 
     )
     own = space.baseline.as_dict()
     for dimension in space.dimensions:
-        table.add_row(dimension.key, str(own[dimension.key]), " ".join(str(choice) for choice in dimension.choices))
+        table.add_row(
+            words.short_key(dimension.key),
+            str(own[dimension.key]),
+            " ".join(str(choice) for choice in dimension.choices),
+        )
     console.print(table)
     for key, reason in space.fixed:
-        console.print(f"  left as it is: {escape(key)} ({escape(reason)})", style="dim")
+        console.print(f"  left as it is: {escape(words.short_key(key))} ({escape(reason)})", style="dim")
     console.print("First launches: the user's own command, then")
     for first in prepared.first:
         console.print(f"  {escape(words.changes(first.point.changes_from(space.baseline)))}  ({escape(first.reason)})")
@@ -274,16 +280,6 @@ def _script(script: Path | None) -> Path:
 
 def _name_of(script: Path) -> str:
     return re.sub(r"[^A-Za-z0-9_.-]+", "-", script.stem) or "study"
-
-
-def _pairs(given: list[str] | None, option: str) -> dict[str, str]:
-    pairs = {}
-    for item in given or []:
-        key, equals, value = item.partition("=")
-        if not equals or not key:
-            raise BadInput(f"{option} {item!r}: expected NAME=VALUE")
-        pairs[key] = value
-    return pairs
 
 
 def _allowed(allow: list[Safety]) -> list[Safety]:

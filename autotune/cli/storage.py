@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
+from autotune.store.records import StudyRecord
 from autotune.store.store import Store
 from autotune.values import BadInput
 
@@ -16,10 +15,23 @@ def open_existing(url: str) -> Store:
     Raises:
         BadInput: there is no such database yet, or it cannot be opened.
     """
-    if url.startswith("sqlite:///"):
-        path = Path(url.removeprefix("sqlite:///"))
-        if not path.exists():
-            raise BadInput(
-                f"no study was run here yet: {path} does not exist. Start one with autotune run, or name another --storage"
-            )
+    path = Store.missing_file(url)
+    if path is not None:
+        raise BadInput(
+            f"no study was run here yet: {path} does not exist. Start one with autotune run, or name another --storage"
+        )
     return Store.open(url)
+
+
+def chosen_study(store: Store, name: str | None) -> StudyRecord:
+    """The study of that name, or the newest one.
+
+    Raises:
+        BadInput: there is none.
+    """
+    if name is not None:
+        return store.study(name)
+    newest = store.latest_study()
+    if newest is None:
+        raise BadInput("the database holds no study yet; start one with autotune run")
+    return newest

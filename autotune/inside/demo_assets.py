@@ -8,8 +8,30 @@ import json
 import os
 import random
 import sys
+from collections.abc import Iterator
+from typing import Any
 
-WORDS = "what is the sum of number and plus minus times answer question please compute carefully step by result equals".split()
+WORDS = [
+    "what",
+    "is",
+    "the",
+    "sum",
+    "of",
+    "number",
+    "and",
+    "plus",
+    "minus",
+    "times",
+    "answer",
+    "question",
+    "please",
+    "compute",
+    "carefully",
+    "step",
+    "by",
+    "result",
+    "equals",
+]
 HIDDEN, LAYERS, VOCABULARY, HEAD = 256, 4, 2048, 32
 PROMPTS = 256
 REWARD = '''"""Reward of the demo: the share of digits in a response."""
@@ -24,14 +46,14 @@ CHAT = (
 )
 
 
-def sums(dice, count):
+def sums(dice: random.Random, count: int) -> Iterator[str]:
     """Sentences about sums."""
     for _ in range(count):
         a, b = dice.randint(0, 999), dice.randint(0, 999)
         yield f"{' '.join(dice.choices(WORDS, k=12))} {a} + {b} = {a + b}"
 
 
-def make_tokenizer(dice, folder):
+def make_tokenizer(dice: random.Random, folder: str) -> Any:
     """Byte-level BPE with the chat tokens of Qwen."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
@@ -56,7 +78,7 @@ def make_tokenizer(dice, folder):
     return fast
 
 
-def make_model(tokenizer, folder):
+def make_model(tokenizer: Any, folder: str) -> Any:
     """Random weights, always the same ones."""
     import torch
     from transformers import Qwen2Config, Qwen2ForCausalLM
@@ -80,7 +102,7 @@ def make_model(tokenizer, folder):
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-def make_rows(dice, count):
+def make_rows(dice: random.Random, count: int) -> list[dict[str, Any]]:
     """Prompts in the shape of verl's datasets."""
     rows = []
     for index in range(count):
@@ -98,7 +120,7 @@ def make_rows(dice, count):
     return rows
 
 
-def main(folder):
+def main(folder: str) -> None:
     """Writes everything; prints one JSON line about it."""
     import pandas
 

@@ -6,17 +6,22 @@ each step waits up to two seconds for nothing. This sampler looks twenty times a
     trainer.v1.sampler.custom_sampler.path=/where/this/file/is/autotune_hooks.py
     trainer.v1.sampler.custom_sampler.name=FastPollReplayBuffer
 
-Not for DAPO's filter groups or for `sync_refill_failed_groups`: verl passes those settings to its own sampler only.
+For `trainer.v1.trainer_mode=sync` only. verl gives a custom sampler six of its settings (trainer_base.py:155-162) but keeps
+back `filter_groups_metric`, `train_batch_size`, `gen_batch_size`, `max_inflight_gen_batches` and `sync_refill_failed_groups`.
+The last four matter only together with DAPO's filter groups or refilling, so do not use this file when
+`algorithm.filter_groups.enable` or `trainer.v1.sampler.sync_refill_failed_groups` is set: both would silently be off.
 """
+
+from typing import Any
 
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 
 POLL_SECONDS = 0.05
 
 
-class FastPollReplayBuffer(ReplayBuffer):
+class FastPollReplayBuffer(ReplayBuffer):  # type: ignore[misc]  # verl is not there where types are checked
     """verl's own replay buffer with another poll interval."""
 
-    def __init__(self, *args, **kwargs):
-        kwargs.setdefault("poll_interval", POLL_SECONDS)
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        kwargs.setdefault("poll_interval", POLL_SECONDS)  # verl passes everything by name, and never this one
         super().__init__(*args, **kwargs)

@@ -7,19 +7,21 @@ would cost seconds of every start-up.
 import importlib.abc
 import importlib.util
 import sys
+from collections.abc import Callable
+from typing import Any
 
 
 class _Loader(importlib.abc.Loader):
     """The module's own loader, followed by the actions."""
 
-    def __init__(self, loader, actions):
+    def __init__(self, loader: Any, actions: list[Callable[[Any], object]]) -> None:
         self._loader = loader
         self._actions = actions
 
-    def create_module(self, spec):
+    def create_module(self, spec: Any) -> Any:
         return self._loader.create_module(spec)
 
-    def exec_module(self, module):
+    def exec_module(self, module: Any) -> None:
         spec = getattr(module, "__spec__", None)
         if spec is not None:
             spec.loader = self._loader
@@ -28,18 +30,18 @@ class _Loader(importlib.abc.Loader):
         for action in self._actions:
             action(module)
 
-    def __getattr__(self, name):
+    def __getattr__(self, name: str) -> Any:
         return getattr(self._loader, name)
 
 
 class _Finder(importlib.abc.MetaPathFinder):
     """Finds watched modules by asking all other finders."""
 
-    def __init__(self):
-        self.watched = {}
-        self._busy = set()
+    def __init__(self) -> None:
+        self.watched: dict[str, list[Callable[[Any], object]]] = {}
+        self._busy: set[str] = set()
 
-    def find_spec(self, name, path, target=None):
+    def find_spec(self, name: str, path: Any, target: Any = None) -> Any:
         if name not in self.watched or name in self._busy:
             return None
         self._busy.add(name)
@@ -56,7 +58,7 @@ class _Finder(importlib.abc.MetaPathFinder):
 _FINDER = _Finder()
 
 
-def after_import(name, action):
+def after_import(name: str, action: Callable[[Any], object]) -> None:
     """Calls `action(module)` once `name` is imported: now if it already is, else right after its import."""
     module = sys.modules.get(name)
     if module is not None:

@@ -6,6 +6,7 @@ from autotune.inside import echo
 
 echo.watch_trainer()
 if os.environ.get("VERL_PLATFORM") == "cpu":
-    from autotune.inside import cpu_platform
+    from autotune.inside import cpu_critic, cpu_platform
 
     cpu_platform.install()
+    cpu_critic.install()

@@ -1,6 +1,7 @@
 """vLLM's general plugin, run in each of its processes (entry point group `vllm.general_plugins`)."""
 
 import os
+from typing import Any
 
 from autotune.inside import echo
 from autotune.inside.imports import after_import
@@ -9,7 +10,7 @@ KEEP_ONEDNN = "AUTOTUNE_KEEP_ONEDNN"
 """Set to 1 to leave oneDNN on: the second weight load then fails and verl hangs (a test of the watchdog uses it)."""
 
 
-def _keep_weights(module):
+def _keep_weights(module: Any) -> None:
     """Plain torch linear layers on the CPU.
 
     vLLM packs a layer's weight for oneDNN and drops the original (model_executor/layers/utils.py,
@@ -18,7 +19,7 @@ def _keep_weights(module):
     module._supports_onednn = False
 
 
-def register():
+def register() -> None:
     """Called by vLLM."""
     echo.watch_engine()
     if os.environ.get("VERL_PLATFORM") == "cpu" and os.environ.get(KEEP_ONEDNN) != "1":

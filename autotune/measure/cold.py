@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from autotune.measure.gpu import GpuSampler
 from autotune.measure.leftovers import Leftovers
@@ -25,6 +26,8 @@ from autotune.verl.jsonl import MetricsTail
 from autotune.verl.short_run import short_run_overrides
 
 POLL_SECONDS = 0.25
+_Ender = Literal["plan", "watchdog", "user"]
+"""Who ended a launch that did not end by itself: its plan was fulfilled, it hung, or the user asked."""
 _RECORD_EVERY = 2.0
 
 
@@ -146,7 +149,12 @@ class ColdRunner(Runner):
                 "stopped by the user",
                 True,
             )
-        failure = diagnose_file(log, exit_code=None if natural else exit_code, steps_seen=len(steps), ended_by=ended_by)
+        failure = diagnose_file(
+            log,
+            exit_code=None if natural else exit_code,
+            steps_seen=len(steps),
+            ended_by=None if ended_by == "plan" else ended_by,
+        )
         if failure is not None and not (failure.failure_class is FailureClass.UNKNOWN and reason):
             return failure
         kind = FailureClass.HANG_NO_PROGRESS if ended_by == "watchdog" else FailureClass.UNKNOWN
@@ -174,7 +182,7 @@ class ColdRunner(Runner):
 
     def _follow(
         self, job: JobProcess, order: Order, metrics: Path, log: Path, begin: float, watch: Callable[[Event], None]
-    ) -> tuple[list[StepRecord], str | None, str | None]:
+    ) -> tuple[list[StepRecord], _Ender | None, str | None]:
         """Until there are steps enough, verl ended, or it has to be ended: the steps, who ended it, and why."""
         tail = MetricsTail(metrics)
         errors = _ErrorWatch(log)

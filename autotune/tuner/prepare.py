@@ -6,7 +6,7 @@ import os
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,20 @@ from autotune.verl.settings import changed_keys, configuration, hook_overrides, 
 from autotune.verl.workload import Workload, workload_of
 
 OLDEST_VERL = Version("0.7.1")
+HARMLESS_WRAPPERS = frozenset(
+    {"nohup", "time", "env", "stdbuf", "nice", "ionice", "timeout", "tee", "exec", "command", "bash", "sh"}
+)
+"""Programs before `python` that decide nothing about how fast verl runs; a trial is launched without them."""
+NAMES_ONLY = frozenset(
+    {
+        "trainer.experiment_name",
+        "trainer.project_name",
+        "trainer.default_local_dir",
+        "trainer.rollout_data_dir",
+        "trainer.validation_data_dir",
+    }
+)
+"""Overrides that name a run or a folder of its results; scripts often put the time of day into them."""
 SPACES = (Path(__file__).resolve().parents[1] / "search_spaces", Path(__file__).resolve().parents[2] / "search_spaces")
 """Where the shipped spaces are: inside the wheel, or at the top of a checkout."""
 
@@ -48,6 +62,16 @@ class Prepared:
     first: tuple[FirstPoint, ...]
     warnings: tuple[str, ...]
     gpus: tuple[int, ...]
+
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        """Hydra flags and overrides of the user's command, as a trial passes them."""
+        return trial_arguments(self.launch)
+
+    def compose(self, composer: Composer, point: Point, hook_file: Path) -> Mapping[str, Any] | Refusal:
+        """The Point's flat configuration as Hydra composes it and verl validates it, or why they refuse it."""
+        arguments = [*_override_arguments(self.arguments), *self.overrides(point, hook_file)]
+        return composer.compose(self.launch.hydra_flags, arguments, validate=True)
 
     @property
     def user_keys(self) -> frozenset[str]:
@@ -98,7 +122,7 @@ def prepare(request: RunRequest, composer: Composer, launch: Launch, python: str
     """
     space_file = load_space_file(find_space(request.space, SPACES))
     _check_stack(composer.stack, python)
-    config = composer.compose(launch.hydra_flags, _override_arguments(launch))
+    config = composer.compose(launch.hydra_flags, _override_arguments(trial_arguments(launch)))
     if isinstance(config, Refusal):
         raise BadInput(f"{launch.path}: Hydra refuses the command's own overrides: {config.message}")
     job = workload_of(config)
@@ -106,14 +130,14 @@ def prepare(request: RunRequest, composer: Composer, launch: Launch, python: str
     own = refusals(config, job)
     if own:
         raise BadInput(f"{launch.path} cannot run as it is: {own[0].message}")
-    checked = composer.compose(launch.hydra_flags, _override_arguments(launch), validate=True)
+    checked = composer.compose(launch.hydra_flags, _override_arguments(trial_arguments(launch)), validate=True)
     if isinstance(checked, Refusal):
         raise BadInput(f"{launch.path}: verl's own validation refuses the command: {checked.message}")
     knobs = catalogue(composer.stack.verl)
     space = build_space(space_file, knobs, config, job, allow=request.allow, hooks=request.hooks)
     first = first_points(space, job, engines=replicas(config, job), asked=first_values(space_file, space))
     return Prepared(
-        request=request,
+        request=replace(request, simulated=True) if composer.stack.is_double else request,
         launch=launch,
         python=python,
         env=env,
@@ -123,36 +147,61 @@ def prepare(request: RunRequest, composer: Composer, launch: Launch, python: str
         knobs=knobs,
         space=space,
         first=tuple(first),
-        warnings=tuple(warnings(config, job, cpus=os.cpu_count())),
+        warnings=(
+            *(f"{finding.code}: {finding.message}" for finding in launch.lint),
+            *warnings(config, job, cpus=os.cpu_count()),
+        ),
         gpus=gpus,
     )
 
 
 def read_script(request: RunRequest) -> Launch:
-    """The user's launch, with nothing left that only a shell could know.
+    """The user's launch, ready to be launched from here.
 
     Raises:
-        BadInput: unreadable, no verl launch, one that autotune does not tune, or values that only a shell can know.
+        BadInput: unreadable, no verl launch, one that autotune does not tune or cannot start itself, or values that only a
+            shell can know.
     """
     launch = read_launch(
         request.script, env={**os.environ, **request.setup_env, **request.env}, set_overrides=request.set_overrides
     )
-    if not launch.supported:
+    if launch.unsupported_reason is not None:
+        raise BadInput(f"{request.script}: {launch.unsupported_reason}")
+    away = [wrapper for wrapper in launch.wrappers if wrapper not in HARMLESS_WRAPPERS]
+    if away and not (away == ["conda"] and request.python is not None):
         raise BadInput(
-            f"{request.script} launches {launch.entrypoint}, which autotune does not tune; it tunes verl.trainer.main_ppo"
+            f"{request.script} starts verl through {away[0]}; start autotune where {away[0]} would start verl, with a script "
+            "that launches it directly"
+            + (", or name the environment's interpreter with --python" if away[0] == "conda" else "")
         )
-    if launch.unresolved:
-        first = launch.unresolved[0]
-        raise BadInput(
-            f"{request.script}: only a shell can know {first}. Give the value with --env NAME=VALUE or --set key=value; "
-            f"autotune executes nothing of the script"
-        )
+    for override in launch.overrides:
+        if override.error is not None:
+            raise BadInput(
+                f"{request.script}:{override.line}: Hydra cannot read {override.argument!r}: {override.error}"
+            )
+        if override.unknown and override.key not in NAMES_ONLY:
+            raise BadInput(
+                f"{request.script}:{override.line}: {override.key} is {override.value!r}, which only a shell can know; give it "
+                f"with --set {override.key}=… or its variable with --env NAME=VALUE (autotune executes nothing of the script)"
+            )
     return launch
 
 
+def trial_arguments(launch: Launch) -> tuple[str, ...]:
+    """Hydra arguments of a trial: the user's own, with a plain name for those names and folders that only a shell can know."""
+    stand_ins = {o.argument: f"{o.key}=autotune" for o in launch.overrides if o.unknown and o.key in NAMES_ONLY}
+    return tuple(stand_ins.get(argument, argument) for argument in launch.arguments())
+
+
 def launch_environment(request: RunRequest, launch: Launch) -> dict[str, str]:
-    """The environment that the script would give verl: this process', what --setup exported, the script's, then --env."""
-    return {**os.environ, **request.setup_env, **launch.env, **request.env}
+    """The environment that the script would give verl: this process', what --setup exported, the script's, then --env.
+
+    Variables of the script whose value only a shell can know are left as they are here.
+    """
+    unknown = {item.key for item in launch.unresolved}
+    known = {name: value for name, value in launch.env.items() if name not in unknown}
+    env = {**os.environ, **request.setup_env, **known, **request.env}
+    return {name: value for name, value in env.items() if name not in launch.removed_env or name in request.env}
 
 
 def open_composer(request: RunRequest, launch: Launch, env: Mapping[str, str]) -> tuple[Composer, str]:
@@ -179,7 +228,7 @@ def _interpreters(request: RunRequest, launch: Launch, env: Mapping[str, str]) -
         if found is None:
             raise BadInput(f"--python {request.python}: no such program")
         return [found]
-    own = shutil.which(launch.launcher, path=env.get("PATH"))
+    own = shutil.which(launch.launcher.split()[0], path=env.get("PATH"))
     return list(dict.fromkeys([path for path in (own, sys.executable) if path]))
 
 
@@ -222,5 +271,5 @@ def _visible(count: int, env: Mapping[str, str]) -> tuple[int, ...]:
     return tuple(int(part) for part in named.split(",") if part.strip().isdigit() and int(part) < count)
 
 
-def _override_arguments(launch: Launch) -> Sequence[str]:
-    return [argument for argument in launch.arguments() if not argument.startswith("--")]
+def _override_arguments(arguments: Sequence[str]) -> list[str]:
+    return [argument for argument in arguments if not argument.startswith("-")]

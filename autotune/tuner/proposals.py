@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings as python_warnings
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import optuna
@@ -12,10 +12,12 @@ from optuna.distributions import BaseDistribution, IntDistribution
 from optuna.exceptions import ExperimentalWarning
 from optuna.trial import TrialState as OptunaState
 
+from autotune.search.dominance import Misfit, dominated
 from autotune.search.first_points import FirstPoint
 from autotune.search.space import Space
 from autotune.tuner.request import SamplerName
-from autotune.values import Point, Refusal
+from autotune.values import Failure, Point, Refusal
+from autotune.verl.knobs import Knob
 from autotune.verl.settings import canonical
 
 CONSTRAINT = "launch"
@@ -40,12 +42,19 @@ class Proposer:
     """
 
     def __init__(
-        self, study: optuna.Study, space: Space, first: Sequence[FirstPoint], refuse: Callable[[Point], list[Refusal]]
+        self,
+        study: optuna.Study,
+        space: Space,
+        first: Sequence[FirstPoint],
+        refuse: Callable[[Point], list[Refusal]],
+        knobs: Mapping[str, Knob],
     ) -> None:
         self._study = study
         self._space = space
         self._first = deque(first)
         self._refuse = refuse
+        self._knobs = knobs
+        self._misfits: list[Misfit] = []
         self._seen: set[Point] = set()
         self._worst: float | None = None
         self.refused: list[tuple[Point, Refusal]] = []
@@ -79,8 +88,14 @@ class Proposer:
         proposal.trial.set_constraint(CONSTRAINT, -1.0)
         self._study.tell(proposal.trial, value)
 
-    def infeasible(self, proposal: Proposal) -> None:
-        """verl cannot run the Point: told as a violated constraint with the worst value seen, never as FAIL."""
+    def infeasible(self, proposal: Proposal, failure: Failure | None = None) -> None:
+        """verl cannot run the Point: told as a violated constraint with the worst value seen, never as FAIL.
+
+        Args:
+            failure: what its launch ended with; None: it was refused before.
+        """
+        if failure is not None:
+            self._misfits.append(Misfit(proposal.point, failure))
         proposal.trial.set_constraint(CONSTRAINT, 1.0)
         self._study.tell(proposal.trial, self._worst if self._worst is not None else 0.0)
 
@@ -100,8 +115,9 @@ class Proposer:
             return False
         self._seen.add(proposal.point)
         reasons = self._refuse(proposal.point)
-        if reasons:
-            self.refused.append((proposal.point, reasons[0]))
+        reason = reasons[0] if reasons else dominated(proposal.point, self._misfits, self._knobs)
+        if reason is not None:
+            self.refused.append((proposal.point, reason))
             self.infeasible(proposal)
             return False
         return True

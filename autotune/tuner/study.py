@@ -241,7 +241,7 @@ class StudyRun:
         if isinstance(launched.outcome, Measurement):
             self._proposer.measured(proposal, self._value(launched.outcome))
         elif launched.state is TrialState.INFEASIBLE:
-            self._proposer.infeasible(proposal)
+            self._proposer.infeasible(proposal, launched.outcome)
         else:
             self._proposer.lost(proposal)
 

@@ -31,6 +31,11 @@ class Stack:
     ray: str | None
     transformers: str | None
 
+    @property
+    def is_double(self) -> bool:
+        """Whether `verl` is a double made for tests, by the local label of its version: whatever it reports is simulated."""
+        return self.verl is not None and self.verl.endswith("+double")
+
     def versions(self) -> dict[str, str]:
         """Name → version of what is there."""
         names = ("python", "verl", "vllm", "torch", "ray", "transformers")
@@ -70,10 +75,13 @@ class Composer:
                 f"{python} answered with protocol {hello.get('protocol')}, expected {PROTOCOL}; is it another autotune?"
             )
         self.stack = Stack(
-            **{
-                name: hello.get(name)
-                for name in ("python", "verl", "vllm", "vllm_distribution", "torch", "ray", "transformers")
-            }
+            python=str(hello.get("python")),
+            verl=hello.get("verl"),
+            vllm=hello.get("vllm"),
+            vllm_distribution=hello.get("vllm_distribution"),
+            torch=hello.get("torch"),
+            ray=hello.get("ray"),
+            transformers=hello.get("transformers"),
         )
 
     def __enter__(self) -> Composer:
@@ -110,8 +118,8 @@ class Composer:
             ) from error
         answer = self._read()
         if "error" in answer:
-            error = answer["error"]
-            return Refusal(f"VERL_{str(error['kind']).upper()}", str(error["message"]))
+            told = answer["error"]
+            return Refusal(f"VERL_{str(told['kind']).upper()}", str(told["message"]))
         return flatten(answer["config"])
 
     def close(self) -> None:

@@ -136,8 +136,11 @@ def main(c):
     phase = out_of_memory(c)
     if phase:
         die(
+            "Error executing job with overrides: []\n"
             "Traceback (most recent call last):\n"
-            f"ray.exceptions.RayTaskError(OutOfMemoryError): ray::WorkerDict.actor_rollout_{phase}() (pid=1, ip=127.0.0.1)\n"
+            f"ray.exceptions.RayTaskError(OutOfMemoryError): ray::WorkerDict.actor_rollout_{phase}() (pid=22010, ip=127.0.0.1, "
+            "actor_id=bb02, repr=<verl.single_controller.ray.base.WorkerDict object at 0x7f01>)\n"
+            f'  File "/opt/verl/verl/workers/engine_workers.py", line 905, in {phase}\n'
             "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 9.00 GiB. GPU 0 has a total capacity of 79.11 GiB of which 3.00 GiB is free."
         )
     echo(c)

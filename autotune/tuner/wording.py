@@ -1,4 +1,4 @@
-"""How figures and values are worded for people, in one place."""
+"""How figures, values and verdicts are worded for people, in one place."""
 
 from __future__ import annotations
 
@@ -57,3 +57,8 @@ def verdict(verdict: Mapping[str, Any]) -> str:
     if decision == "nothing_fits":
         return f"Nothing else fits: {verdict['reason']}. The user's own command stays the best."
     return f"The study stopped: {verdict['reason']}"
+
+
+def equivalence(part: bool | None) -> str:
+    """What is known about one part of the equivalence."""
+    return "not measured" if part is None else "yes" if part else "no"

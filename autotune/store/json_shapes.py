@@ -1,0 +1,74 @@
+"""The JSON objects of `autotune studies` and `autotune show`, from records. Scripts rely on these shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from autotune.store.records import StudyRecord, TrialRecord
+
+
+def studies_json(studies: Sequence[StudyRecord]) -> dict[str, Any]:
+    """`{"studies": […]}`, in the order given."""
+    return {
+        "studies": [
+            {
+                "name": study.name,
+                "workload": study.workload,
+                "created": study.created_at.isoformat(),
+                "trials": study.trials,
+                "best": (study.verdict or {}).get("best_number"),
+                "gain": (study.verdict or {}).get("gain"),
+                "state": study.state,
+                "simulated": study.simulated,
+            }
+            for study in studies
+        ]
+    }
+
+
+def show_json(study: StudyRecord, trials: Sequence[TrialRecord]) -> dict[str, Any]:
+    """One study with everything that was measured."""
+    verdict = dict(study.verdict) if study.verdict else None
+    best = verdict.get("best_number") if verdict else None
+    shown = [trial_json(trial) for trial in trials]
+    return {
+        "study": study.name,
+        "workload": study.workload,
+        "state": study.state,
+        "simulated": study.simulated,
+        "baseline": next((trial for trial in shown if trial["number"] == 0), None),
+        "best": next((trial for trial in shown if trial["number"] == best), None),
+        "verdict": verdict,
+        "trials": shown,
+        "sessions": [],
+        "environment": dict(study.environment),
+    }
+
+
+def trial_json(trial: TrialRecord) -> dict[str, Any]:
+    """One trial."""
+    return {
+        "number": trial.number,
+        "kind": trial.kind.value,
+        "state": trial.state.value,
+        "origin": trial.origin,
+        "point": trial.point.as_dict(),
+        "throughput": trial.throughput,
+        "step_seconds": trial.step_seconds,
+        "mfu": trial.mfu,
+        "phases": dict(trial.phases),
+        "memory": trial.memory_gb,
+        "failure": dict(trial.failure) if trial.failure else None,
+        "session": trial.session,
+        "source": trial.source,
+        "work": trial.work,
+        "engine": trial.engine,
+        "settling_steps": trial.settling_steps,
+        "counted_steps": trial.counted_steps,
+        "startup_seconds": trial.startup_seconds,
+        "wall_seconds": trial.wall_seconds,
+        "echo": dict(trial.echo),
+        "simulated": trial.simulated,
+        "run_dir": trial.run_dir,
+    }

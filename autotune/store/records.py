@@ -1,0 +1,84 @@
+"""What the store gives back: frozen records, plain values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from autotune.values import AutotuneError, Point, TrialKind, TrialState
+
+TRANSITIONS: Mapping[TrialState, frozenset[TrialState]] = {
+    TrialState.QUEUED: frozenset({TrialState.RUNNING, TrialState.INFEASIBLE}),
+    TrialState.RUNNING: frozenset({TrialState.MEASURED, TrialState.INFEASIBLE, TrialState.FAILED, TrialState.INVALID}),
+    TrialState.MEASURED: frozenset(),
+    TrialState.INFEASIBLE: frozenset(),
+    TrialState.FAILED: frozenset(),
+    TrialState.INVALID: frozenset(),
+}
+"""The only ways in which a trial changes its state."""
+
+
+class WrongTransition(AutotuneError, ValueError):
+    """A trial was to leave a final state, or to skip one: it would have been told twice, or never run."""
+
+
+@dataclass(frozen=True, slots=True)
+class StudyRecord:
+    """A study as stored; times in UTC."""
+
+    id: int
+    name: str
+    created_at: datetime
+    updated_at: datetime
+    state: str
+    """`running`, `finished`, `stopped` or `failed`."""
+    workload: str
+    workload_fingerprint: str
+    script_path: str
+    script_text: str
+    n_gpus: int
+    simulated: bool
+    launch: Mapping[str, Any]
+    config: Mapping[str, Any]
+    space: Mapping[str, Any]
+    settings: Mapping[str, Any]
+    environment: Mapping[str, Any]
+    verdict: Mapping[str, Any] | None
+    trials: int
+    """How many trials it has."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrialRecord:
+    """A trial as stored; seconds, GiB, tokens/s/GPU; times in UTC."""
+
+    number: int
+    optuna_number: int | None
+    kind: TrialKind
+    state: TrialState
+    point: Point
+    overrides: tuple[str, ...]
+    origin: str
+    source: str | None
+    work: str | None
+    engine: str | None
+    session: str | None
+    simulated: bool
+    started_at: datetime | None
+    ended_at: datetime | None
+    startup_seconds: float | None
+    wall_seconds: float | None
+    world_size: int | None
+    throughput: float | None
+    mfu: float | None
+    step_seconds: float | None
+    memory_gb: float | None
+    phases: Mapping[str, float]
+    echo: Mapping[str, Any]
+    gpus: tuple[Mapping[str, Any], ...]
+    failure: Mapping[str, Any] | None
+    run_dir: str | None
+    settling_steps: int
+    counted_steps: int

@@ -1,0 +1,559 @@
+"""Opening, writing and reading the database."""
+
+from __future__ import annotations
+
+import difflib
+import logging
+import math
+import os
+import sqlite3
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import asdict
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import optuna
+from alembic import command as alembic
+from alembic.config import Config
+from alembic.script import ScriptDirectory
+from sqlalchemy import Connection, Engine, case, create_engine, delete, event, func, inspect, select, text
+from sqlalchemy.engine import URL, make_url
+from sqlalchemy.exc import ArgumentError, DatabaseError, NoSuchModuleError
+from sqlalchemy.orm import Session
+from sqlalchemy.pool import NullPool
+
+from autotune.store.records import TRANSITIONS, StudyRecord, TrialRecord, WrongTransition
+from autotune.store.tables import StepRow, StudyRow, TrialRow
+from autotune.values import BadInput, Failure, KnobValue, Measurement, Point, StepRecord, TrialKind, TrialState
+
+_LOG = logging.getLogger(__name__)
+VERSION_TABLE = "autotune_alembic_version"
+BUSY_SECONDS = 60.0
+_WRITES = {"autotune_writes": True}
+_MIGRATION_LOCK = 0x6175746F74756E65
+"""Key of the advisory lock that one migration at a time holds in PostgreSQL: "autotune" in ASCII."""
+_MIGRATIONS = Path(__file__).resolve().parent / "migrations"
+_NETWORK_FILESYSTEMS = ("nfs", "nfs4", "cifs", "smb3", "lustre", "fuse.sshfs", "9p.nfs")
+
+
+class Store:
+    """One database with our tables and Optuna's. Every call is one short transaction; reading never blocks the writer."""
+
+    def __init__(self, url: str, shown: str, engine: Engine) -> None:
+        self.url = shown
+        """Where it is, for people: without the password."""
+        self._url = url
+        self._engine = engine
+        self._writing = engine.execution_options(**_WRITES)
+
+    @classmethod
+    def open(cls, url: str) -> Store:
+        """Opens a database, making it and its tables where they are missing.
+
+        Args:
+            url: `sqlite:///path` or `postgresql+psycopg://user@host/database`.
+
+        Raises:
+            BadInput: not a URL, not writable, no database, on a network disk (SQLite), or of a later autotune.
+        """
+        parsed = usable_url(url)
+        shown = parsed.render_as_string(hide_password=True)
+        try:
+            engine = _engine(url)
+            _migrate(engine, shown)
+            if parsed.get_backend_name() == "sqlite":
+                _write_ahead(engine)
+        except NoSuchModuleError as error:
+            raise BadInput(
+                f"--storage {shown}: there is no driver {parsed.drivername}; try sqlite or postgresql+psycopg"
+            ) from error
+        except ModuleNotFoundError as error:
+            raise BadInput(
+                f"--storage {shown}: the driver {error.name} is not installed; pip install 'verl-autotune[postgres]'"
+            ) from error
+        except (DatabaseError, sqlite3.DatabaseError) as error:
+            reason = str(getattr(error, "orig", error)).strip().splitlines()[0]
+            raise BadInput(
+                f"--storage {shown} cannot be opened: {reason}; name another database with --storage"
+            ) from error
+        return cls(url, shown, engine)
+
+    @staticmethod
+    def missing_file(url: str) -> Path | None:
+        """The file of a SQLite URL if it does not exist, which `open` would make; None for every other URL."""
+        try:
+            parsed = make_url(url)
+        except (ArgumentError, ValueError):
+            return None
+        path = Path(parsed.database) if parsed.get_backend_name() == "sqlite" and parsed.database else None
+        return path if path is not None and not os.path.exists(path) else None
+
+    def close(self) -> None:
+        """Gives back the connections."""
+        self._engine.dispose()
+
+    def optuna_storage(self) -> optuna.storages.RDBStorage:
+        """Optuna's storage in the same database."""
+        arguments: dict[str, Any] = {"poolclass": NullPool}
+        if self._url.startswith("sqlite"):
+            arguments["connect_args"] = {"timeout": BUSY_SECONDS}
+        return optuna.storages.RDBStorage(self._url, engine_kwargs=arguments)
+
+    def create_study(
+        self,
+        *,
+        name: str,
+        workload: str,
+        workload_fingerprint: str,
+        script_path: str,
+        script_text: str,
+        launch: Mapping[str, Any],
+        config: Mapping[str, Any],
+        space: Mapping[str, Any],
+        settings: Mapping[str, Any],
+        environment: Mapping[str, Any],
+        n_gpus: int,
+        simulated: bool,
+    ) -> int:
+        """Stores a new, running study; returns its id.
+
+        Raises:
+            BadInput: there is a study of that name.
+        """
+        now = _now()
+        with Session(self._writing) as session, session.begin():
+            if session.scalar(select(StudyRow.id).where(StudyRow.name == name)) is not None:
+                raise BadInput(
+                    f"there is a study named {name!r} in {self.url} already; choose another name with --study"
+                )
+            row = StudyRow(
+                name=name,
+                created_at=now,
+                updated_at=now,
+                state="running",
+                workload=workload,
+                workload_fingerprint=workload_fingerprint,
+                script_path=script_path,
+                script_text=script_text,
+                n_gpus=n_gpus,
+                simulated=simulated,
+                launch=_json(launch),
+                config=_json(config),
+                space=_json(space),
+                settings=_json(settings),
+                environment=_json(environment),
+                verdict=None,
+            )
+            session.add(row)
+            session.flush()
+            return row.id
+
+    def studies(self) -> list[StudyRecord]:
+        """All studies, oldest first."""
+        count = select(func.count()).where(TrialRow.study_id == StudyRow.id).correlate(StudyRow).scalar_subquery()
+        with Session(self._engine) as session:
+            rows = session.execute(select(StudyRow, count).order_by(StudyRow.created_at, StudyRow.id)).all()
+            return [_study_record(row, trials) for row, trials in rows]
+
+    def study(self, name: str) -> StudyRecord:
+        """The study of that name.
+
+        Raises:
+            BadInput: there is none; the message names near ones.
+        """
+        studies = self.studies()
+        for study in studies:
+            if study.name == name:
+                return study
+        near = difflib.get_close_matches(name, [study.name for study in studies], n=3, cutoff=0.4)
+        hint = f"did you mean {' or '.join(near)}?" if near else "autotune studies lists them"
+        raise BadInput(f"no study named {name!r} in {self.url}; {hint}")
+
+    def latest_study(self) -> StudyRecord | None:
+        """The newest study, or None."""
+        studies = self.studies()
+        return studies[-1] if studies else None
+
+    def set_study_state(self, study_id: int, state: str) -> None:
+        """`running`, `finished`, `stopped` or `failed`."""
+        self._update_study(study_id, state=state)
+
+    def set_verdict(self, study_id: int, verdict: Mapping[str, Any]) -> None:
+        """What the study says."""
+        self._update_study(study_id, verdict=_json(verdict))
+
+    def add_trial(
+        self,
+        study_id: int,
+        *,
+        kind: TrialKind,
+        point: Point,
+        overrides: Sequence[str],
+        origin: str,
+        optuna_number: int | None,
+        simulated: bool,
+    ) -> int:
+        """Stores a queued trial; returns its number in the study, from 0."""
+        with Session(self._writing) as session, session.begin():
+            # The study's row is locked so that two writers never take the same number (SQLite has one writer anyway).
+            session.execute(select(StudyRow.id).where(StudyRow.id == study_id).with_for_update()).one()
+            last = session.scalar(select(func.max(TrialRow.number)).where(TrialRow.study_id == study_id))
+            number = 0 if last is None else last + 1
+            session.add(
+                TrialRow(
+                    study_id=study_id,
+                    number=number,
+                    optuna_number=optuna_number,
+                    kind=kind.value,
+                    state=TrialState.QUEUED.value,
+                    point=_json(point.as_dict()),
+                    overrides=list(overrides),
+                    origin=origin,
+                    simulated=simulated,
+                    phases={},
+                    echo={},
+                    gpus=[],
+                )
+            )
+            return number
+
+    def start_trial(self, study_id: int, number: int, *, run_dir: str) -> None:
+        """The launch begins."""
+        with Session(self._writing) as session, session.begin():
+            row = _trial_row(session, study_id, number)
+            _move(row, TrialState.RUNNING)
+            row.started_at = _now()
+            row.run_dir = run_dir
+
+    def add_step(self, study_id: int, number: int, step: StepRecord) -> None:
+        """A step of a running trial was finished; one without a finite duration is left out, with a warning."""
+        if not _timed(number, step):
+            return
+        with Session(self._writing) as session, session.begin():
+            row = _trial_row(session, study_id, number)
+            session.execute(delete(StepRow).where(StepRow.trial_id == row.id, StepRow.step == step.step))
+            session.add(_step_row(row.id, step))
+
+    def finish_trial(
+        self, study_id: int, number: int, state: TrialState, *, measurement: Measurement | None, failure: Failure | None
+    ) -> TrialRecord:
+        """The launch ended; a measurement's own steps take the place of those seen live.
+
+        A step without a finite duration is left out, with a warning.
+
+        Raises:
+            WrongTransition: the trial has ended before.
+        """
+        with Session(self._writing) as session, session.begin():
+            row = _trial_row(session, study_id, number)
+            _move(row, state)
+            row.ended_at = _now()
+            row.failure = failure.to_json() if failure is not None else None
+            if measurement is not None:
+                row.source = measurement.source.value
+                row.work = measurement.work
+                row.engine = measurement.engine
+                row.simulated = row.simulated or measurement.simulated
+                row.startup_seconds = _finite(measurement.startup_seconds)
+                row.wall_seconds = _finite(measurement.wall_seconds)
+                row.world_size = measurement.world_size
+                row.throughput = _finite(measurement.throughput)
+                row.mfu = _finite(measurement.mfu)
+                row.step_seconds = _finite(measurement.step_seconds)
+                row.memory_gb = _finite(measurement.memory_gb)
+                row.phases = _json(measurement.phase_seconds)
+                row.echo = _json(measurement.echo)
+                row.gpus = [_json(asdict(gpu)) for gpu in measurement.gpus]
+                session.execute(delete(StepRow).where(StepRow.trial_id == row.id))
+                session.add_all([_step_row(row.id, step) for step in measurement.steps if _timed(number, step)])
+            session.flush()
+            return self._records(session, study_id, number)[0]
+
+    def trials(self, study_id: int) -> list[TrialRecord]:
+        """The trials of a study by number."""
+        with Session(self._engine) as session:
+            return self._records(session, study_id)
+
+    def steps(self, study_id: int, number: int) -> list[StepRecord]:
+        """The steps of a trial in order."""
+        with Session(self._engine) as session:
+            row = _trial_row(session, study_id, number)
+            steps = session.scalars(select(StepRow).where(StepRow.trial_id == row.id).order_by(StepRow.step))
+            return [
+                StepRecord(s.step, s.seconds, s.tokens, dict(s.phases), s.mfu, s.memory_gb, s.settling, dict(s.metrics))
+                for s in steps
+            ]
+
+    def _update_study(self, study_id: int, **values: Any) -> None:
+        with Session(self._writing) as session, session.begin():
+            row = session.get_one(StudyRow, study_id)
+            for name, value in values.items():
+                setattr(row, name, value)
+            row.updated_at = _now()
+
+    @staticmethod
+    def _records(session: Session, study_id: int, number: int | None = None) -> list[TrialRecord]:
+        settling = func.coalesce(func.sum(case((StepRow.settling, 1), else_=0)), 0)
+        query = (
+            select(TrialRow, settling, func.count(StepRow.id))
+            .outerjoin(StepRow, StepRow.trial_id == TrialRow.id)
+            .where(TrialRow.study_id == study_id)
+            .group_by(TrialRow.id)
+            .order_by(TrialRow.number)
+        )
+        if number is not None:
+            query = query.where(TrialRow.number == number)
+        return [_trial_record(row, int(settled), int(steps)) for row, settled, steps in session.execute(query)]
+
+
+def _without_login(url: str) -> str:
+    """The URL with everything up to its last `@` masked, since where a login ends in a broken one nobody knows."""
+    return f"***{url[url.rindex('@') :]}" if "@" in url else url
+
+
+def _engine(url: str) -> Engine:
+    if not url.startswith("sqlite"):
+        return create_engine(url, poolclass=NullPool)
+    engine = create_engine(url, poolclass=NullPool, connect_args={"timeout": BUSY_SECONDS})
+
+    @event.listens_for(engine, "connect")
+    def prepare(connection: sqlite3.Connection, _: object) -> None:
+        connection.isolation_level = (
+            None  # the driver begins no transaction before DDL, so `begin` below does it always
+        )
+        connection.execute("PRAGMA foreign_keys=ON")
+
+    @event.listens_for(engine, "begin")
+    def begin(connection: Connection) -> None:
+        # A writer takes its lock at once: one that reads first would fail, not wait, when another wrote in between.
+        writes = _WRITES.keys() <= connection.get_execution_options().keys()
+        connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
+
+    return engine
+
+
+def _migrate(engine: Engine, shown: str) -> None:
+    """Brings the tables up to date in one transaction that only one process at a time can be in.
+
+    A database that is up to date is only read, so that opening one does not wait for its writer.
+    """
+    config = Config()
+    config.set_main_option("script_location", str(_MIGRATIONS).replace("%", "%%"))
+    with engine.connect() as connection:
+        if _is_current(config, connection, shown):
+            return
+    with engine.execution_options(**_WRITES).begin() as connection:
+        if connection.dialect.name == "postgresql":
+            connection.execute(select(func.pg_advisory_xact_lock(_MIGRATION_LOCK)))
+        if not _is_current(config, connection, shown):
+            config.attributes["connection"] = connection
+            alembic.upgrade(config, "head")
+
+
+def _write_ahead(engine: Engine) -> None:
+    """Switches SQLite to write-ahead logging, where readers and the writer do not wait for each other.
+
+    The switch needs the file to itself, and SQLite does not wait for that by itself.
+    """
+    end = time.monotonic() + BUSY_SECONDS
+    with closing(engine.raw_connection()) as connection:
+        cursor = connection.cursor()
+        while cursor.execute("PRAGMA journal_mode").fetchone() != ("wal",):
+            try:
+                cursor.execute("PRAGMA journal_mode=WAL")
+            except sqlite3.OperationalError:
+                if time.monotonic() > end:
+                    raise
+                time.sleep(0.02)
+
+
+def usable_url(url: str) -> URL:
+    """A storage URL that looks usable, found out without writing anything.
+
+    Raises:
+        BadInput: not a URL, another kind of database, or a SQLite file that cannot be made, written or locked.
+    """
+    try:
+        parsed = make_url(url)
+    except (ArgumentError, ValueError):
+        # Without its cause: that, and a text which is no URL, may show a password.
+        raise BadInput(f"--storage {_without_login(url)!r} is no database URL; try sqlite:///trials.db") from None
+    shown = parsed.render_as_string(hide_password=True)
+    if parsed.get_backend_name() == "sqlite":
+        _check_file(parsed.database, shown)
+    elif parsed.get_backend_name() != "postgresql":
+        raise BadInput(f"--storage {shown}: autotune stores in SQLite or PostgreSQL")
+    return parsed
+
+
+def _check_file(database: str | None, shown: str) -> None:
+    if not database or database == ":memory:":
+        raise BadInput(f"--storage {shown}: a study needs a file, such as sqlite:///trials.db")
+    path = Path(database)
+    folder = path.resolve().parent
+    # os.path, since Path raises PermissionError for what lies in a folder that may not be entered.
+    if not os.path.isdir(folder):
+        raise BadInput(f"--storage {shown}: the folder {folder} does not exist, or may not be entered")
+    if os.path.isdir(path):
+        raise BadInput(f"--storage {shown}: {path} is a folder")
+    if not os.access(path if os.path.exists(path) else folder, os.W_OK) or not os.access(folder, os.W_OK):
+        raise BadInput(f"--storage {shown}: {path} cannot be written; name another database with --storage")
+    kind = _filesystem(folder)
+    if kind in _NETWORK_FILESYSTEMS:
+        raise BadInput(
+            f"--storage {shown}: {folder} is on {kind}, where SQLite's locks do not hold and databases break; "
+            "use a local disk or PostgreSQL (--storage postgresql+psycopg://…)"
+        )
+    if path.exists() and path.stat().st_size > 0:
+        with path.open("rb") as source:
+            if source.read(16) != b"SQLite format 3\x00":
+                raise BadInput(f"--storage {shown}: {path} is no SQLite database")
+
+
+def _filesystem(folder: Path) -> str:
+    """Type of the filesystem that holds a folder, by /proc/mounts; empty where that cannot be read."""
+    try:
+        mounts = Path("/proc/mounts").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return ""
+    best = ("", "")
+    for line in mounts:
+        parts = line.split()
+        if len(parts) > 2:
+            place = parts[1].replace("\\040", " ")
+            if (folder == Path(place) or Path(place) in folder.parents) and len(place) >= len(best[0]):
+                best = (place, parts[2])
+    return best[1]
+
+
+def _is_current(config: Config, connection: Connection, shown: str) -> bool:
+    """Whether the database has the tables of this autotune; those of a later one are refused."""
+    if not inspect(connection).has_table(VERSION_TABLE):
+        return False
+    stored = connection.execute(text(f"SELECT version_num FROM {VERSION_TABLE}")).scalar()
+    known = [script.revision for script in ScriptDirectory.from_config(config).walk_revisions()]
+    if stored is not None and stored not in known:
+        raise BadInput(
+            f"--storage {shown} was written by a later autotune (schema {stored}); "
+            "upgrade autotune, or name another database"
+        )
+    return stored == known[0]
+
+
+def _trial_row(session: Session, study_id: int, number: int) -> TrialRow:
+    return session.scalars(select(TrialRow).where(TrialRow.study_id == study_id, TrialRow.number == number)).one()
+
+
+def _move(row: TrialRow, state: TrialState) -> None:
+    now = TrialState(row.state)
+    if state not in TRANSITIONS[now]:
+        raise WrongTransition(f"trial {row.number} is {now.value} and cannot become {state.value}")
+    row.state = state.value
+
+
+def _timed(number: int, step: StepRecord) -> bool:
+    """Whether a step can be stored. A duration of NaN is no measurement, and SQLite would take it for a missing value."""
+    if math.isfinite(step.seconds):
+        return True
+    _LOG.warning("trial %d: step %d took %s seconds and is left out", number, step.step, step.seconds)
+    return False
+
+
+def _step_row(trial_id: int, step: StepRecord) -> StepRow:
+    return StepRow(
+        trial_id=trial_id,
+        step=step.step,
+        settling=step.settling,
+        seconds=step.seconds,
+        tokens=step.tokens,
+        mfu=_finite(step.mfu),
+        memory_gb=_finite(step.memory_gb),
+        phases=_json(step.phases),
+        metrics=_json(step.metrics),
+    )
+
+
+def _study_record(row: StudyRow, trials: int) -> StudyRecord:
+    return StudyRecord(
+        id=row.id,
+        name=row.name,
+        created_at=_utc(row.created_at),
+        updated_at=_utc(row.updated_at),
+        state=row.state,
+        workload=row.workload,
+        workload_fingerprint=row.workload_fingerprint,
+        script_path=row.script_path,
+        script_text=row.script_text,
+        n_gpus=row.n_gpus,
+        simulated=row.simulated,
+        launch=row.launch,
+        config=row.config,
+        space=row.space,
+        settings=row.settings,
+        environment=row.environment,
+        verdict=row.verdict,
+        trials=trials,
+    )
+
+
+def _trial_record(row: TrialRow, settling: int, steps: int) -> TrialRecord:
+    return TrialRecord(
+        number=row.number,
+        optuna_number=row.optuna_number,
+        kind=TrialKind(row.kind),
+        state=TrialState(row.state),
+        point=Point.of(_knob_values(row.point)),
+        overrides=tuple(row.overrides),
+        origin=row.origin,
+        source=row.source,
+        work=row.work,
+        engine=row.engine,
+        session=row.session,
+        simulated=row.simulated,
+        started_at=_utc(row.started_at) if row.started_at else None,
+        ended_at=_utc(row.ended_at) if row.ended_at else None,
+        startup_seconds=row.startup_seconds,
+        wall_seconds=row.wall_seconds,
+        world_size=row.world_size,
+        throughput=row.throughput,
+        mfu=row.mfu,
+        step_seconds=row.step_seconds,
+        memory_gb=row.memory_gb,
+        phases=row.phases,
+        echo=row.echo,
+        gpus=tuple(row.gpus),
+        failure=row.failure,
+        run_dir=row.run_dir,
+        settling_steps=settling,
+        counted_steps=steps - settling,
+    )
+
+
+def _knob_values(values: Mapping[str, Any]) -> dict[str, KnobValue]:
+    return dict(values)
+
+
+def _json(value: Any) -> Any:
+    """The value with every NaN and infinity as null: JSON has none, and PostgreSQL refuses them."""
+    if isinstance(value, float):
+        return _finite(value)
+    if isinstance(value, Mapping):
+        return {str(key): _json(inner) for key, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_json(inner) for inner in value]
+    return value
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
+
+
+def _now() -> datetime:
+    return datetime.now(timezone.utc)
+
+
+def _utc(moment: datetime) -> datetime:
+    return moment.replace(tzinfo=timezone.utc) if moment.tzinfo is None else moment.astimezone(timezone.utc)

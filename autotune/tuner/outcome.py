@@ -1,0 +1,212 @@
+"""The files that a study leaves beside best.sh: report.md, best.yaml, trials.parquet."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from autotune.store.frames import trials_frame
+from autotune.store.records import StudyRecord, TrialRecord
+from autotune.store.store import Store
+from autotune.tuner import wording
+from autotune.values import KnobValue, TrialKind, TrialState
+from autotune.verl.knobs import catalogue
+
+
+def write_outputs(
+    store: Store, study: StudyRecord, trials: Sequence[TrialRecord], out: Path, *, changes: Mapping[str, KnobValue]
+) -> list[Path]:
+    """Writes the files, each whole or not at all; returns their paths.
+
+    Args:
+        changes: overrides in which best.sh differs from the user's script.
+    """
+    header = "# What the best settings change in the user's command. Empty: nothing.\n"
+    texts = {
+        "best.yaml": header + yaml.safe_dump(dict(changes), sort_keys=True, allow_unicode=True),
+        "report.md": report_markdown(study, trials, changes),
+    }
+    paths = [replace_file(out / name, text) for name, text in texts.items()]
+    parquet = out / "trials.parquet"
+    temporary = out / ".trials.parquet.new"
+    trials_frame(store, study).to_parquet(temporary, index=False)
+    os.replace(temporary, parquet)
+    return [*paths, parquet]
+
+
+def replace_file(path: Path, text: str, *, mode: int = 0o644) -> Path:
+    """Writes a text file whole or not at all, with these permissions from its first byte on."""
+    temporary = path.with_name(f".{path.name}.new")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
+    with os.fdopen(descriptor, "w", encoding="utf-8", newline="") as sink:
+        sink.write(text)
+    os.chmod(temporary, mode)
+    os.replace(temporary, path)
+    return path
+
+
+def report_markdown(study: StudyRecord, trials: Sequence[TrialRecord], changes: Mapping[str, KnobValue]) -> str:
+    """The study as Markdown, verdict first; ready for a pull request."""
+    verdict = study.verdict or {}
+    baseline = next((t for t in trials if t.number == 0), None)
+    best = next((t for t in trials if t.number == verdict.get("best_number")), None)
+    parts = [f"# autotune: {_plain(study.name)}", ""]
+    if study.simulated:
+        parts += ["> **SIMULATED**: every figure here was made by a double of verl, none was measured.", ""]
+    parts += [f"**{_plain(wording.verdict(verdict)) if verdict else 'The study has no verdict yet.'}**", ""]
+    parts += [f"Workload: {_plain(study.workload)}", ""]
+    if baseline is not None and baseline.throughput is not None:
+        parts += _comparison(baseline, best)
+    if verdict.get("hook_gain") is not None:
+        parts += [
+            f"Of that, the fast generation poll (`autotune_hooks.py`) alone: {wording.gain(verdict['hook_gain'])}, from one launch.",
+            "",
+        ]
+    if verdict.get("best_range"):
+        low, high = verdict["best_range"]
+        parts += [
+            f"One more launch of the best setting is expected at {wording.number(low)} to {wording.number(high)} tokens/s/GPU (95 %).",
+            "",
+        ]
+    parts += _changed(study, changes)
+    parts += _equivalence(verdict)
+    parts += _launches(trials)
+    parts += _method(study, trials, verdict)
+    return "\n".join(parts).rstrip() + "\n"
+
+
+def _comparison(baseline: TrialRecord, best: TrialRecord | None) -> list[str]:
+    other = best if best is not None and best.number != 0 else None
+    rows = [
+        ("tokens/s/GPU", wording.number(baseline.throughput), wording.number(other.throughput) if other else "–"),
+        (
+            "seconds a step",
+            wording.number(baseline.step_seconds, 2),
+            wording.number(other.step_seconds, 2) if other else "–",
+        ),
+        ("MFU of the actor update", _mfu(baseline.mfu), _mfu(other.mfu) if other else "–"),
+        (
+            "trainer's peak memory, GiB",
+            wording.number(baseline.memory_gb),
+            wording.number(other.memory_gb) if other else "–",
+        ),
+    ]
+    lines = ["## Before and after", "", f"One launch each: t000 and {f't{other.number:03d}' if other else 'none'}.", ""]
+    lines += _table(("", "your command", "best"), rows)
+    phases = sorted(
+        {*baseline.phases, *(other.phases if other else {})}, key=lambda name: -baseline.phases.get(name, 0.0)
+    )
+    lines += ["Seconds by phase (share of the step):", ""]
+    lines += _table(
+        ("phase", "your command", "best"),
+        [(name, _share(baseline, name), _share(other, name) if other else "–") for name in phases],
+    )
+    return lines
+
+
+def _changed(study: StudyRecord, changes: Mapping[str, KnobValue]) -> list[str]:
+    lines = ["## What best.sh changes", ""]
+    if not changes:
+        return [*lines, "Nothing: it is your script as it was.", ""]
+    knobs = catalogue(str(study.environment.get("verl", "")))
+    rows = []
+    for key, value in changes.items():
+        knob = knobs.get(key)
+        touches = ", ".join(phase.value for phase in knob.phases) if knob else "gen (the poll for its end)"
+        rows.append((f"`{key}`", str(study.config.get(key, "not set")), str(value), touches))
+    return [*lines, *_table(("key", "from", "to", "phases it touches"), rows)]
+
+
+def _equivalence(verdict: Mapping[str, Any]) -> list[str]:
+    parts = verdict.get("equivalent") or {}
+    return [
+        "## Does it train the same?",
+        "",
+        f"- Configuration differs in allowed tuning keys alone: {wording.equivalence(parts.get('config'))}",
+        f"- Same loss and gradient norm on the same batch: {wording.equivalence(parts.get('gradient'))}",
+        f"- Same trajectory over several optimiser steps: {wording.equivalence(parts.get('trajectory'))}",
+        "",
+    ]
+
+
+def _launches(trials: Sequence[TrialRecord]) -> list[str]:
+    own = next((t.throughput for t in trials if t.number == 0), None)
+    baseline = trials[0].point if trials else None
+    rows = []
+    for trial in trials:
+        against = wording.gain(trial.throughput / own - 1) if own and trial.throughput and trial.number else "–"
+        changed = wording.changes(trial.point.changes_from(baseline)) if baseline is not None else ""
+        told = (
+            ""
+            if trial.failure is None
+            else f"{trial.failure['class']} in {trial.failure['phase']}: {trial.failure['evidence']}"
+        )
+        kind = "again" if trial.kind is TrialKind.CONFIRM else ""
+        badge = "SIMULATED " if trial.simulated else ""
+        state = f"{badge}{trial.state.value} {kind}".strip()
+        rows.append(
+            (
+                f"t{trial.number:03d}",
+                state,
+                wording.number(trial.throughput),
+                against,
+                wording.number(trial.step_seconds, 2),
+                changed,
+                told,
+            )
+        )
+    return ["## Every launch", "", *_table(("trial", "", "tokens/s/GPU", "gain", "s/step", "changed", "failure"), rows)]
+
+
+def _method(study: StudyRecord, trials: Sequence[TrialRecord], verdict: Mapping[str, Any]) -> list[str]:
+    measured = [t for t in trials if t.state is TrialState.MEASURED]
+    counted = sum(t.counted_steps for t in measured)
+    settling = sum(t.settling_steps for t in measured)
+    versions = ", ".join(f"{name} {value}" for name, value in study.environment.items() if isinstance(value, str))
+    noise = verdict.get("launch_noise")
+    lines = [
+        "## How it was measured",
+        "",
+        f"- {len(trials)} launches of verl, one per row above; {counted} steps counted, {settling} left out (the first of each launch).",
+        "- Tokens/s/GPU: prompt and response tokens of the counted steps over their seconds, per GPU. The whole batch, every phase.",
+        "- The gain compares launches of your command with launches made of the best setting after it was chosen.",
+        f"- Points refused by arithmetic or by verl's own validation before a launch: {verdict.get('refused', 0)}.",
+        f"- {versions}",
+    ]
+    if noise is not None:
+        lines.append(
+            f"- Launches of the same setting differ by {noise:.1%} (standard deviation, at least what their steps make)."
+        )
+    if str(study.config.get("trainer.device")) == "cpu":
+        lines.append("- On a CPU: CUDA graphs, sleep and wake-up memory, NCCL and torch.compile were not measured.")
+    return [*lines, ""]
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    lines += ["| " + " | ".join(_cell(cell) for cell in row) + " |" for row in rows]
+    return [*lines, ""]
+
+
+def _cell(text: str) -> str:
+    """Text that cannot leave its cell, nor begin HTML."""
+    return _plain(text).replace("|", "\\|")
+
+
+def _plain(text: str) -> str:
+    return " ".join(text.split()).replace("<", "&lt;")
+
+
+def _mfu(value: float | None) -> str:
+    return "not computable" if value is None else f"{value:.1%}"
+
+
+def _share(trial: TrialRecord, phase: str) -> str:
+    seconds = trial.phases.get(phase)
+    if seconds is None:
+        return "–"
+    return f"{seconds:.2f} ({seconds / trial.step_seconds:.0%})" if trial.step_seconds else f"{seconds:.2f}"
