@@ -234,7 +234,11 @@ def _joined(text: str, body: str, *, bare: bool, broken_here: bool, goes_on: boo
         digits = _DIGITS.search(last + body.partition(" ")[0])
         if digits is not None and len(digits[0].replace(".", "").lstrip("0")) > _MAX_DIGITS:
             return None
-        return _checked(text, last, body) if broken_here or _MORE_OF_NUMBER.match(body) else None
+        have = _DIGITS.search(last)
+        entire = have is not None and len(have[0].replace(".", "").lstrip("0")) >= _MAX_DIGITS - 2
+        if not broken_here and (entire or not _MORE_OF_NUMBER.match(body)):
+            return None
+        return _checked(text, last, body)
     if ":" not in last and ":" not in body and not goes_on:
         return None
     return _checked(text, last, body) or (
