@@ -185,6 +185,7 @@ class StepAssembler:
             text,
             message if who else plain,
             bare=not who,
+            broken=self._parts > 1 or self._seen_width == self._first_width,
             broken_here=full and (self._parts > 1 or self._seen_width == self._first_width),
             goes_on=full and len(plain) >= self._first_width,
         )
@@ -210,10 +211,10 @@ _MAX_DIGITS = 17
 _MORE_OF_NUMBER = re.compile(r"[\d.eE+)-]*[\d)] - [A-Za-z_]|[\d.eE+)-]*[\d)] -?\Z")
 
 
-def _joined(text: str, body: str, *, bare: bool, broken_here: bool, goes_on: bool) -> str | None:
+def _joined(text: str, body: str, *, bare: bool, broken: bool, broken_here: bool, goes_on: bool) -> str | None:
     """The step line `text` with the next line, or None where that is another line.
 
-    `bare`: the next line has no prefix of its own; `broken_here`: the log is known to break lines at the width that the last part has; `goes_on`: this part has that width as well.
+    `bare`: the next line has no prefix of its own; `broken`: the step has been broken before; `broken_here`: the log is known to break lines at the width that the last part has; `goes_on`: this part has that width as well.
     """
     start = body.lstrip()
     last = text.rpartition(" - ")[2]
@@ -221,6 +222,8 @@ def _joined(text: str, body: str, *, bare: bool, broken_here: bool, goes_on: boo
     if not start or (_STEP_START.match(start) and not in_a_name):
         return None
     if _PAIR.match(last.rstrip()):
+        if last.startswith("perf/throughput:") and not broken:
+            return None  # verl's last metric on a line that was not broken before
         if any(f" - {name}:" in text for name in _NAMES.findall(body)):
             return None  # a whole step and a piece of another one: no step names a metric twice
         whole = f"{last.rstrip()} {start}" if _NEXT_PAIR.match(start) else last + body
