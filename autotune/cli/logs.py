@@ -31,6 +31,7 @@ _SPARK = "▁▂▃▄▅▆▇█"
 _SPARK_WIDTH = 60
 _QUOTED = 240
 _IN_MEMORY = 16 << 20
+_ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False)
 
 
 class Ended(str, Enum):
@@ -124,7 +125,7 @@ def _print_json(source: BinaryIO, *, exit_code: int | None, ended_by: EndedBy | 
         def keep(step: LoggedStep) -> None:
             nonlocal count
             spool.write(",\n    " if count else "\n    ")
-            spool.write(json.dumps(_step_json(step), ensure_ascii=False, allow_nan=False))
+            spool.write(_step_json(step))
             count += 1
 
         report = _read(source, LogReader(keep), exit_code=exit_code, ended_by=ended_by)
@@ -148,11 +149,13 @@ def _write_json(steps: IO[str], report: LogReport) -> None:
     sys.stdout.write("\n  ],\n" + body[2:] + "\n")
 
 
-def _step_json(step: LoggedStep) -> dict[str, object]:
-    metrics = {name: _json_number(value) for name, value in step.metrics.items()}
-    if all(name.startswith("val") for name in metrics):
-        return {"step": step.step, "metrics": metrics, "validation_only": True}
-    return {"step": step.step, "metrics": metrics}
+def _step_json(step: LoggedStep) -> str:
+    try:
+        metrics = _ENCODER.encode(step.metrics)
+    except ValueError:  # nan and inf are no JSON
+        metrics = _ENCODER.encode({name: _json_number(value) for name, value in step.metrics.items()})
+    only = ', "validation_only": true' if all(name.startswith("val") for name in step.metrics) else ""
+    return f'{{"step": {step.step}, "metrics": {metrics}{only}}}'
 
 
 def _json_number(value: float | None) -> float | str | None:
@@ -214,8 +217,8 @@ def _table(report: LogReport) -> Table:
         title=f"{hidden} earlier steps are not shown" if hidden else None,
     )  # fmt: skip
     several = report.runs > 1
-    for name in (*(("run",) if several else ()), "step", "seconds", *phases, "rest", "tok/s/GPU", "MFU", "GiB"):
-        table.add_column(name, justify="right")
+    for name in (*(("run",) if several else ()), "step", "seconds", *phases, "rest", "tok/s\n/GPU", "MFU\n%", "GiB"):
+        table.add_column(name.replace("_", "\n", 1), justify="right", no_wrap=True)
     for row in report.rows[-_SHOWN_ROWS:]:
         table.add_row(*((str(row.run),) if several else ()), *_cells(row, phases))
     return table
@@ -229,14 +232,14 @@ def _cells(row: StepRow, phases: list[str]) -> list[str]:
         *(words.number(record.phases.get(phase)) for phase in phases),
         words.number(record.rest_seconds),
         words.number(row.throughput),
-        "–" if record.mfu is None else f"{record.mfu * 100:.1f} %",
+        "–" if record.mfu is None else f"{record.mfu * 100:.1f}",
         words.number(record.memory_gb),
     ]
 
 
 def _speed(report: LogReport) -> Text:
     score = report.score
-    line = Text(f"speed    {sparkline(report.speeds)}  ", no_wrap=True, overflow="ellipsis")
+    line = Text(f"speed    {sparkline(report.speeds)}  ")
     if score.throughput is None:
         return line.append("only the first step, which is warm-up: no score yet")
     mfu = "MFU not computable" if score.mfu is None else f"MFU {score.mfu * 100:.1f} %"

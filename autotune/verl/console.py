@@ -184,6 +184,8 @@ class StepAssembler:
         joined = _joined(
             text,
             message if who else plain,
+            bare=not who,
+            broken=self._parts > 1 or self._seen_width == self._first_width,
             broken_here=full and (self._parts > 1 or self._seen_width == self._first_width),
             goes_on=full and len(plain) >= self._first_width,
         )
@@ -202,25 +204,44 @@ _PART = re.compile(
     r"[\w@.+/()-]{0,400}(?::(?:-?(?:\d+(?:\.\d*)?(?:[eE][+-]?)?|n|na|i|in|)|n|np|nu|num|nump|numpy|(?:np|numpy)\.\w*(?:\([^()\s]*)?))?\Z"
 )
 _NEXT_PAIR = re.compile(r"- [A-Za-z_][\w@.+-]*/|-\s*\Z|- [A-Za-z_][\w@.+-]*\Z")
+_NAMES = re.compile(r"(?:^|- )\s*([A-Za-z_]\S*/\S*?):(?=[-\dni]|\Z)")
+_DIGITS = re.compile(r"[\d.]+(?=[^\d.:]*\Z)")
+_MAX_DIGITS = 17
+"""Python prints a float with 17 significant digits at most: a longer number is two."""
 _MORE_OF_NUMBER = re.compile(r"[\d.eE+)-]*[\d)] - [A-Za-z_]|[\d.eE+)-]*[\d)] -?\Z")
 
 
-def _joined(text: str, body: str, *, broken_here: bool, goes_on: bool) -> str | None:
+def _joined(text: str, body: str, *, bare: bool, broken: bool, broken_here: bool, goes_on: bool) -> str | None:
     """The step line `text` with the next line, or None where that is another line.
 
-    `broken_here`: the log is known to break lines at the width that the last part has; `goes_on`: this part has that width as well.
+    `bare`: the next line has no prefix of its own; `broken`: the step has been broken before; `broken_here`: the log is known to break lines at the width that the last part has; `goes_on`: this part has that width as well.
     """
     start = body.lstrip()
     last = text.rpartition(" - ")[2]
-    in_a_name = goes_on and body == start and last.endswith("_")  # `training/global_` + `step:3 - …`
+    in_a_name = bare and goes_on and body == start and last.endswith("_")  # `training/global_` + `step:3 - …`
     if not start or (_STEP_START.match(start) and not in_a_name):
         return None
     if _PAIR.match(last.rstrip()):
+        if last.startswith("perf/throughput:") and not broken:
+            return None  # verl's last metric on a line that was not broken before
+        if any(f" - {name}:" in text for name in _NAMES.findall(body)):
+            return None  # a whole step and a piece of another one: no step names a metric twice
+        whole = f"{last.rstrip()} {start}" if _NEXT_PAIR.match(start) else last + body
+        end = whole.rstrip().removesuffix(" -").rpartition(" - ")[2]
+        if not goes_on and not _PAIR.match(end):
+            return None  # only a line that is full breaks within a name or number
         if _NEXT_PAIR.match(start):
             return _checked(text, last, body) or _checked(text.rstrip() + " ", last.rstrip() + " ", start)
         if last != last.rstrip() or body != start:
             return None
-        return _checked(text, last, body) if broken_here or _MORE_OF_NUMBER.match(body) else None
+        digits = _DIGITS.search(last + body.partition(" ")[0])
+        if digits is not None and len(digits[0].replace(".", "").lstrip("0")) > _MAX_DIGITS:
+            return None
+        have = _DIGITS.search(last)
+        entire = have is not None and len(have[0].replace(".", "").lstrip("0")) >= _MAX_DIGITS - 2
+        if not broken_here and (entire or not _MORE_OF_NUMBER.match(body)):
+            return None
+        return _checked(text, last, body)
     if ":" not in last and ":" not in body and not goes_on:
         return None
     return _checked(text, last, body) or (

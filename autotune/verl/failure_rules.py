@@ -47,10 +47,14 @@ class Rule:
     """Of lines about one failure, the one with more detail is quoted."""
 
 
+RAISED = r"(?:ray\.exceptions\.RayTaskError\(\w+\): )?"
+"""How the pattern of a rule begins that only the message of an exception can match."""
+
+
 def _raised(pattern: str, kinds: str = r"[\w.]*(?:Error|Exception)") -> re.Pattern[str]:
     """The pattern in the message of an exception: text that merely talks about a failure does not start like one."""
     return re.compile(
-        rf"(?:ray\.exceptions\.RayTaskError\(\w+\): )?(?:(?:{kinds})(?:\(['\"]|: )|Value error, ).*?{pattern}",
+        rf"{RAISED}(?:(?:{kinds})(?:\(['\"]|: )|Value error, ).*?{pattern}",
         re.DOTALL,
     )
 

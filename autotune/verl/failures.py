@@ -10,12 +10,13 @@ import os
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal, TypeAlias
 
 from autotune.redaction import redact
 from autotune.values import Failure, FailureClass, Phase
 from autotune.verl.console import ConsoleReader, split_prefix
-from autotune.verl.failure_rules import PHASE_FRAMES, RULES, Rule, Weight
+from autotune.verl.failure_rules import PHASE_FRAMES, RAISED, RULES, Rule, Weight
 from autotune.verl.log_lines import LineScanner, matters
 from autotune.verl.metrics import LoggedStep
 
@@ -25,7 +26,8 @@ EndedBy: TypeAlias = Literal["watchdog", "time_limit", "signal", "user"]
 _EVIDENCE = 500
 _MAX_MESSAGE = 4000
 _EXCEPTION = re.compile(r"(?P<type>(?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*(?:Error|Exception|Interrupt|Exit))(?::\s|\Z)")
-_RAY_TASK = re.compile(r"ray\.exceptions\.RayTaskError\((?P<type>\w+)\): (?P<task>ray::\S+)")
+_MAY_BE_RAISED = re.compile(r"Error|Exception|error, ")
+_OTHER_RULES = tuple(rule for rule in RULES if not rule.pattern.pattern.startswith(RAISED))
 _TOTAL = re.compile(
     r"Total training steps: (?P<total>\d{1,12})|Training Progress: .{0,300}?\| *\d+/(?P<bar>\d{1,12}) \["
 )
@@ -54,6 +56,12 @@ class _Sighting:
     @property
     def failure_class(self) -> FailureClass:
         return FailureClass.UNKNOWN if self.rule is None else self.rule.failure_class
+
+
+@lru_cache(maxsize=4096)
+def _frame_phase(message: str) -> Phase | None:
+    """The phase that a frame of a traceback or a Ray task name belongs to; the same frames come again and again."""
+    return next((phase for pattern, phase in PHASE_FRAMES if pattern.search(message)), None)
 
 
 class Diagnosis:
@@ -128,7 +136,10 @@ class Diagnosis:
             self.finished = False
             return
         self._hint(message)
-        for rule in RULES:
+        if message.startswith('File "'):
+            self._in_traceback = True
+            return
+        for rule in RULES if _MAY_BE_RAISED.search(message) else _OTHER_RULES:
             if (found := rule.pattern.match(message)) is not None:
                 self._see(rule, message, found.groupdict())
                 return
@@ -146,14 +157,12 @@ class Diagnosis:
         same functions as the actor's."""
         if "in " not in message and "ray::" not in message and "self." not in message and "start" not in message:
             return
-        for pattern, phase in PHASE_FRAMES:
-            if pattern.search(message):
-                if phase is Phase.OLD_LOG_PROB and self._phase is Phase.REF:
-                    return
-                if phase is Phase.GEN and self._phase is Phase.INIT_ROLLOUT and self.steps == 0:
-                    return
-                self._phase = phase
-                return
+        phase = _frame_phase(message)
+        if phase is None or (phase is Phase.OLD_LOG_PROB and self._phase is Phase.REF):
+            return
+        if phase is Phase.GEN and self._phase is Phase.INIT_ROLLOUT and self.steps == 0:
+            return
+        self._phase = phase
 
     def _see(self, rule: Rule | None, message: str, groups: Mapping[str, str | None]) -> None:
         name = (

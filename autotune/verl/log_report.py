@@ -27,10 +27,10 @@ from autotune.verl.metrics import (
 
 _KEPT_ROWS = 400
 _KEPT_NOTES = 20
-_KV_TOKENS = re.compile(r"GPU KV cache size: ([\d,]+) tokens")
-_CONCURRENCY = re.compile(r"Maximum concurrency for [\d,]+ tokens per request: ([\d.]+)x")
-_SLEEP = re.compile(r"Sleep mode freed [\d.]+ GiB memory, ([\d.]+) GiB memory is still in use")
-_PREEMPTED = re.compile(r"total_(?:num_)?cumulative_preemption[_a-z]*=(\d+)")
+_KV_TOKENS = re.compile(r"GPU KV cache size: (\d[\d,]{0,20}) tokens")
+_CONCURRENCY = re.compile(r"Maximum concurrency for [\d,]+ tokens per request: (\d{1,12}(?:\.\d+)?)x")
+_SLEEP = re.compile(r"Sleep mode freed [\d.]+ GiB memory, (\d{1,12}(?:\.\d+)?) GiB memory is still in use")
+_PREEMPTED = re.compile(r"total_(?:num_)?cumulative_preemption[_a-z]*=(\d{1,12})\b")
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,8 +193,8 @@ class LogReader:
         self._diagnosis.feed(step)
         if self._on_step is not None:
             self._on_step(step)
-        self._note_unusual(step)
         metrics = finite_numbers(step.metrics.items())
+        self._note_unusual(step, metrics)
         if not is_training_step(metrics):
             return
         if self._run is None or step.step <= self._last_training:
@@ -215,7 +215,7 @@ class LogReader:
     def _count(self, run: _Run, step: int, metrics: Mapping[str, float]) -> None:
         usual = median(run.rests) if run.rests else None
         record = step_record(step, metrics, release=None, usual_rest=usual)
-        speed = throughput(metrics, usual_rest=usual)
+        speed = throughput(metrics, seconds=record.seconds)
         if (rest := uncovered_seconds(metrics)) is not None:
             run.rests.append(rest)
         run.derived = run.derived or (speed is not None and speed[1])
@@ -230,9 +230,9 @@ class LogReader:
         if len(notes) < _KEPT_NOTES:
             notes.append(what)
 
-    def _note_unusual(self, step: LoggedStep) -> None:
+    def _note_unusual(self, step: LoggedStep, finite: Mapping[str, float]) -> None:
         odd: dict[str, list[str]] = {}
-        for name, value in step.metrics.items():
+        for name, value in step.metrics.items() if len(finite) < len(step.metrics) else ():
             if value is None:
                 odd.setdefault("null", []).append(name)
             elif value != value:
@@ -241,7 +241,7 @@ class LogReader:
                 odd.setdefault("inf", []).append(name)
         for kind, names in odd.items():
             self._note(kind, f"{', '.join(sorted(names)[:8])} at step {step.step}")
-        mfu = raw_mfu(finite_numbers(step.metrics.items()))
+        mfu = raw_mfu(finite)
         if mfu is not None and mfu > 1.0:
             self._note("mfu_over_one", f"{mfu:.3g} at step {step.step}")
         elif mfu is not None and mfu <= 0.0:

@@ -124,16 +124,21 @@ def tokens(metrics: Mapping[str, float]) -> int | None:
 
 
 def throughput(
-    metrics: Mapping[str, float], *, release: str | None = None, usual_rest: float | None = None
+    metrics: Mapping[str, float],
+    *,
+    release: str | None = None,
+    usual_rest: float | None = None,
+    seconds: float | None = None,
 ) -> tuple[float, bool] | None:
     """(tokens/s/GPU without validation and checkpoint, whether it is derived), or None where it cannot be had.
 
     verl's own `perf/throughput` is corrected for what `clean_seconds` takes out. Without it (before 0.3) it is derived:
-    `global_seqlen/mean` is the mean over all GPUs of the tokens that a GPU's share of the batch holds.
+    `global_seqlen/mean` is the mean over all GPUs of the tokens that a GPU's share of the batch holds. `seconds` is the result of
+    `clean_seconds` where the caller has it.
     """
     if not is_training_step(metrics):
         return None
-    seconds = clean_seconds(metrics, release=release, usual_rest=usual_rest)
+    seconds = seconds or clean_seconds(metrics, release=release, usual_rest=usual_rest)
     own = metrics.get("perf/throughput")
     if own is not None and math.isfinite(own) and own > 0:
         return own * _whole_seconds(metrics) / seconds, False
@@ -169,7 +174,7 @@ def finite_numbers(items: Iterable[tuple[str, object]]) -> dict[str, float]:
     return {
         name: value
         for name, value in items
-        if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+        if isinstance(value, (float, int)) and value is not True and value is not False and -math.inf < value < math.inf
     }
 
 

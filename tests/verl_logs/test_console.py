@@ -207,3 +207,13 @@ def test_any_bytes_are_read(data: bytes) -> None:
     reader.feed(data)
     reader.close()
     assert reader.report().failure is None
+
+
+def test_spoiled_numbers_of_vllm_are_not_read() -> None:
+    text = (
+        "Maximum concurrency for 3,072 tokens per request: 1966.5.93x\nGPU KV cache size: , tokens\n"
+        "Sleep mode freed 1.0 GiB memory, 1.2.3 GiB memory is still in use\ntotal_num_cumulative_preemption="
+        + "9" * 5000
+        + "\n"
+    )
+    assert read(text)[1].hints == {}

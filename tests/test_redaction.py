@@ -1,0 +1,41 @@
+"""Credentials leave the text; numbers and verl's own keys stay."""
+
+from __future__ import annotations
+
+import pytest
+
+from autotune.redaction import redact
+
+
+@pytest.mark.parametrize(
+    ("text", "clean"),
+    [
+        ("export WANDB_API_KEY=0123456789abcdef", "export WANDB_API_KEY=***"),
+        ("HF_TOKEN='hf_abcdefghijklmnopqrst'", "HF_TOKEN='***'"),
+        ("{'AWS_SECRET_ACCESS_KEY': 'wJalrXUtnFEMI'}", "{'AWS_SECRET_ACCESS_KEY': '***'}"),
+        ("git clone https://user:hunter22@host/x", "git clone https://***@host/x"),
+        ("Authorization: Bearer abcdefgh12345678", "Authorization: Bearer ***"),
+        ("PASSWORD=topsecret then topsecret again", "PASSWORD=*** then *** again"),
+    ],
+)
+def test_credentials_are_masked_wherever_they_stand(text: str, clean: str) -> None:
+    assert redact(text) == clean
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "max_token_len=12192 and max_seq_len=15488",
+        "data.prompt_key=prompt data.reward_fn_key=data_source",
+        "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=24000",
+        "TOKENIZERS_PARALLELISM=true",
+        "eos_token_id: 151645",
+        "https://docs.vllm.ai/en/latest/ and user@host",
+    ],
+)
+def test_what_is_no_credential_stays(text: str) -> None:
+    assert redact(text) == text
+
+
+def test_values_that_the_caller_knows_are_masked() -> None:
+    assert redact("connect with s3cr3t-value", ["s3cr3t-value", "ab"]) == "connect with ***"
