@@ -119,11 +119,11 @@ class ColdRunner(Runner):
             last_step_at = time.monotonic()
             watch(StageSeen("stopping"))
             natural = ended_by is None and job.exit_code is None and job.await_end(self._limits.exit)
-            job.stop()
+            job.stop(patience=self._limits.terminate)
             exit_code = job.exit_code
         finally:
             if job is not None:
-                job.stop()
+                job.stop(patience=self._limits.terminate)
             sampler.close()
             leftovers.remove()
         marked = settled(steps)

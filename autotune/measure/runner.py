@@ -39,6 +39,8 @@ class Limits:
     """After a Python traceback in the log without any later progress (or twice the longest step, if that is more)."""
     exit: float = 60.0
     """From the last step until verl must have ended by itself."""
+    terminate: float = 20.0
+    """From SIGTERM until SIGKILL."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -79,7 +79,7 @@ class StudyJob:
         self._runner = runner or ColdRunner(
             ColdJob(
                 python=prepared.python,
-                entrypoint=prepared.launch.entrypoint,
+                entrypoint=prepared.launch.module,
                 arguments=prepared.arguments,
                 env=prepared.env,
                 cwd=prepared.launch.cwd,

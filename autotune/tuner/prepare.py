@@ -163,7 +163,10 @@ def read_script(request: RunRequest) -> Launch:
             shell can know.
     """
     launch = read_launch(
-        request.script, env={**os.environ, **request.setup_env, **request.env}, set_overrides=request.set_overrides
+        request.script,
+        env={**os.environ, **request.setup_env, **request.env},
+        given=request.env,
+        set_overrides=request.set_overrides,
     )
     if launch.unsupported_reason is not None:
         raise BadInput(f"{request.script}: {launch.unsupported_reason}")

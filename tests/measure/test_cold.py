@@ -13,6 +13,7 @@ import pytest
 
 from autotune.launch import read_launch
 from autotune.measure.cold import ColdJob, ColdRunner, read_echo
+from autotune.measure.leftovers import Leftovers
 from autotune.measure.payload import write_payload
 from autotune.measure.runner import Limits, Order, StageSeen, StepPlan, StepSeen
 from autotune.values import FailureClass, Measurement, Phase, Point
@@ -20,7 +21,7 @@ from autotune.verl import keys
 from autotune.verl.compose import Composer
 from tests.fakes.launches import environment, write_script
 
-QUICK = Limits(startup=20.0, step_floor=3.0, after_error=1.0, exit=5.0)
+QUICK = Limits(startup=20.0, step_floor=3.0, after_error=1.0, exit=5.0, terminate=1.0)
 
 
 def runner_in(tmp_path: Path, limits: Limits = QUICK, **faults: str) -> ColdRunner:
@@ -110,20 +111,28 @@ def test_a_launch_that_hangs_after_an_error_is_ended_by_the_watchdog(tmp_path):
 
 def test_a_launch_that_stops_stepping_is_ended_by_the_watchdog(tmp_path):
     plan = StepPlan(at_least=3, at_most=5)
-    quick = Limits(startup=20.0, step_floor=1.0, step_factor=0.01, after_error=60.0)
+    quick = Limits(startup=20.0, step_floor=1.0, step_factor=0.01, after_error=60.0, terminate=1.0)
     failure = runner_in(tmp_path, quick, hang="step").measure(order_in(tmp_path, plan=plan), lambda e: None)
     assert failure.failure_class is FailureClass.HANG_NO_PROGRESS
     assert traces_of(tmp_path) == []
 
 
-def test_children_that_ignore_sigterm_and_shared_memory_do_not_outlive_the_launch(tmp_path):
+def test_children_that_ignore_sigterm_and_shared_memory_do_not_outlive_the_launch(tmp_path, monkeypatch):
     before = set(os.listdir("/dev/shm"))
-    temporary = set(Path("/tmp").glob("at-*"))
+    made: list[Path] = []
+
+    class Recorded(Leftovers):
+        def __init__(self) -> None:
+            super().__init__()
+            made.append(self.private)
+
+    monkeypatch.setattr("autotune.measure.cold.Leftovers", Recorded)
     found = runner_in(tmp_path, child="1").measure(order_in(tmp_path), lambda e: None)
     assert isinstance(found, Measurement)
     assert not [name for name in set(os.listdir("/dev/shm")) - before if name.startswith("psm_fake")]
     assert not [p for p in psutil.process_iter() if "psm_fake" in " ".join(_command(p))]
-    assert set(Path("/tmp").glob("at-*")) <= temporary
+    assert len(made) == 1
+    assert not made[0].exists()
 
 
 def test_a_stop_ends_the_launch_and_is_no_fault_of_the_point(tmp_path):
