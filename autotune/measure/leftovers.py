@@ -39,10 +39,10 @@ class Leftovers:
         candidates += [Path("/tmp") / name for name in _names(Path("/tmp")) if name.startswith(_SOCKETS)]
         mine = [path for path in candidates if self._is_ours(path)]
         if mine:
-            in_use = _paths_in_use()
+            files, sockets = _in_use()
             for path in mine:
-                if str(path) not in in_use:
-                    with contextlib.suppress(FileNotFoundError, PermissionError):
+                with contextlib.suppress(FileNotFoundError, PermissionError):
+                    if path.lstat().st_ino not in files and str(path) not in sockets:
                         path.unlink()
                         removed.append(str(path))
         shutil.rmtree(self.private, ignore_errors=True)
@@ -64,20 +64,26 @@ def _names(folder: Path) -> set[str]:
         return set()
 
 
-def _paths_in_use() -> set[str]:
-    """Paths that a living process has mapped, open or bound."""
-    used: set[str] = set()
+def _in_use() -> tuple[set[int], set[str]]:
+    """Inodes in shared memory that a living process has mapped or open, and paths of bound sockets.
+
+    Names would not do: the C library makes a named semaphore under another name first, and that is the one which
+    stands in the maps of the process that made it.
+    """
+    files: set[int] = set()
     for pid in psutil.pids():
         try:
             for line in Path(f"/proc/{pid}/maps").read_text(errors="replace").splitlines():
                 if "/dev/shm/" in line:
-                    used.add(line[line.index("/dev/shm/") :].removesuffix(" (deleted)"))
+                    files.add(int(line.split(maxsplit=5)[4]))
             for entry in os.scandir(f"/proc/{pid}/fd"):
                 with contextlib.suppress(OSError):
-                    used.add(os.readlink(entry.path))
+                    if os.readlink(entry.path).startswith("/dev/shm/"):
+                        files.add(os.stat(entry.path).st_ino)
         except OSError:
             continue  # gone meanwhile, or another user's
+    sockets: set[str] = set()
     with contextlib.suppress(OSError):
         for line in Path("/proc/net/unix").read_text(errors="replace").splitlines()[1:]:
-            used.add(line.split(maxsplit=7)[-1])
-    return used
+            sockets.add(line.split(maxsplit=7)[-1])
+    return files, sockets

@@ -1,0 +1,53 @@
+"""What an ended job left is removed; what somebody still holds never is."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import uuid
+from multiprocessing import shared_memory
+from pathlib import Path
+
+from autotune.measure.leftovers import SHARED_MEMORY, Leftovers
+
+
+def test_a_segment_that_nobody_holds_is_removed_with_the_private_folder():
+    leftovers = Leftovers()
+    orphan = SHARED_MEMORY / f"psm_test_{uuid.uuid4().hex}"
+    orphan.write_bytes(b"x")
+    assert str(orphan) in leftovers.remove()
+    assert not orphan.exists()
+    assert not leftovers.private.exists()
+
+
+def test_what_was_there_before_the_job_stays():
+    earlier = SHARED_MEMORY / f"psm_test_{uuid.uuid4().hex}"
+    earlier.write_bytes(b"x")
+    try:
+        Leftovers().remove()
+        assert earlier.exists()
+    finally:
+        earlier.unlink()
+
+
+def test_a_segment_that_a_living_process_has_mapped_stays():
+    leftovers = Leftovers()
+    segment = shared_memory.SharedMemory(create=True, size=64)
+    try:
+        leftovers.remove()
+        assert Path("/dev/shm", segment.name).exists()
+    finally:
+        segment.close()
+        segment.unlink()
+
+
+def test_a_named_semaphore_of_another_job_stays():
+    """Its name is not the one in the maps of its maker: removing it by name once broke another verl's start."""
+    leftovers = Leftovers()
+    before = set(os.listdir("/dev/shm"))
+    semaphore = multiprocessing.get_context("spawn").Semaphore(1)
+    made = {name for name in set(os.listdir("/dev/shm")) - before if name.startswith("sem.")}
+    leftovers.remove()
+    assert made
+    assert made <= set(os.listdir("/dev/shm"))
+    assert semaphore.acquire(block=False)
