@@ -328,6 +328,8 @@ class Expander:
     def _value(self, part: Parameter) -> str | None:
         """The value before any operator; None: unset."""
         name = part.name
+        if name == "BASH_SOURCE" and (part.index is None or part.index.raw == "0"):
+            return self.shell.sources[-1] if self.shell.sources else self.shell.name
         if part.index is not None:
             return self._element(name, self.text(part.index).strip("\"'"))
         if name.isdigit():
@@ -351,8 +353,6 @@ class Expander:
             return unknown(f"${name}")
         if name == "PWD":
             return self.shell.cwd
-        if name == "BASH_SOURCE":
-            return self.shell.sources[-1] if self.shell.sources else self.shell.name
         variable = self.shell.variables.get(name)
         return None if variable is None else variable.scalar()
 

@@ -181,3 +181,17 @@ def test_a_missing_argument_is_asked_for_as_an_argument() -> None:
 def test_a_module_glued_to_its_flag_is_read() -> None:
     launch = read_launch(LAUNCH.replace("-m verl", "-mverl"), env={})
     assert (launch.launcher, launch.entrypoint) == ("python3", "verl.trainer.main_ppo")
+
+
+def test_a_file_sourced_from_beside_the_script_is_read(tmp_path):
+    """`BASH_SOURCE` is how most scripts find their neighbours."""
+    (tmp_path / "model.inc").write_text("MODEL=/models/base-7b\n")
+    script = tmp_path / "train.sh"
+    script.write_text(
+        'HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)\n'
+        'source "$HERE/model.inc"\n'
+        "python3 -m verl.trainer.main_ppo actor_rollout_ref.model.path=$MODEL\n"
+    )
+    launch = read_launch(script, env={})
+    assert launch.value("actor_rollout_ref.model.path") == "/models/base-7b"
+    assert launch.not_executed == ()
