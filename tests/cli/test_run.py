@@ -263,6 +263,23 @@ def test_bad_input_is_one_clear_sentence_with_exit_2_and_nothing_written(tmp_pat
     assert sorted(path.name for path in tmp_path.iterdir()) == before
 
 
+def test_an_interpreter_without_verl_is_named(tmp_path):
+    write_script(tmp_path)
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "bare")], check=True)
+    env = {**env_of(), "PYTHONPATH": ROOT}
+    ran = subprocess.run(
+        [*AUTOTUNE, "run", "train.sh", "--python", "bare/bin/python"],
+        cwd=tmp_path,
+        env=env,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode == 2
+    assert "has no verl" in ran.stderr
+    assert "--python" in ran.stderr
+
+
 def test_a_study_name_is_used_once(study):
     folder, _ = study
     ran = autotune(folder, "run", "train.sh", "--study", "one")

@@ -6,6 +6,7 @@ import os
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -13,6 +14,7 @@ import pytest
 
 from autotune.launch import read_launch
 from autotune.measure.cold import ColdJob, ColdRunner, read_echo
+from autotune.measure.conformance import check_closes, check_measures, check_rejects, check_stops
 from autotune.measure.leftovers import Leftovers
 from autotune.measure.payload import write_payload
 from autotune.measure.runner import Limits, Order, StageSeen, StepPlan, StepSeen
@@ -163,3 +165,12 @@ def test_processes_that_disagree_about_a_value_equal_no_wanted_one(tmp_path):
 def test_an_impossible_plan_is_refused(at_least, at_most):
     with pytest.raises(ValueError, match="plan"):
         StepPlan(at_least=at_least, at_most=at_most)
+
+
+def test_the_cold_runner_keeps_the_contract_of_runners(tmp_path):
+    runner = runner_in(tmp_path, step_seconds="0.2")
+    check_measures(runner, replace(order_in(tmp_path), run_dir=tmp_path / "good"))
+    too_large = "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=64"
+    check_rejects(runner, replace(order_in(tmp_path, too_large), run_dir=tmp_path / "bad"))
+    check_stops(runner, replace(order_in(tmp_path, plan=StepPlan(at_least=5)), run_dir=tmp_path / "stopped"))
+    check_closes(runner)
