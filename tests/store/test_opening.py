@@ -221,7 +221,7 @@ def test_a_damaged_file_is_refused(tmp_path: Path, sqlite_url: str) -> None:
 
 @pytest.mark.usefixtures("unprivileged")
 def test_a_place_without_permission_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match="/usr/trials.db cannot be written"):
+    with pytest.raises(BadInput, match=r"/usr/trials\.db cannot be written"):
         Store.open("sqlite:////usr/trials.db")
     with pytest.raises(BadInput, match="not be entered"):
         Store.open(f"sqlite:///{tmp_path}/a/trials.db")
