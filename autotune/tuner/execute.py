@@ -178,8 +178,16 @@ def execute(prepared: Prepared, composer: Composer, listener: Listener) -> Study
 
 
 def emitted_changes(prepared: Prepared, point: Point, out: Path) -> dict[str, KnobValue]:
-    """Every override in which the emitted script differs from the user's: catalogue keys, and the hook."""
-    return {**prepared.changes(point), **prepared.hook(point, out / HOOK_FILE)}
+    """Every override in which the emitted script differs from the user's: what --set put on top, catalogue keys, the hook.
+
+    `--set` is part of what was measured; left out, the script would run something else. Its lists and mappings cannot be
+    written back and stay for the user to set.
+    """
+    given = {key: prepared.launch.value(key) for key in prepared.request.set_overrides}
+    plain: dict[str, KnobValue] = {
+        key: value for key, value in given.items() if value is None or isinstance(value, (bool, int, float, str))
+    }
+    return {**plain, **prepared.changes(point), **prepared.hook(point, out / HOOK_FILE)}
 
 
 def check_writable(folder: Path) -> None:

@@ -50,7 +50,7 @@ def replace_file(path: Path, text: str, *, mode: int = 0o644) -> Path:
     """Writes a text file whole or not at all, with these permissions from its first byte on."""
     temporary = path.with_name(f".{path.name}.new")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
-    with os.fdopen(descriptor, "w", encoding="utf-8", newline="") as sink:
+    with os.fdopen(descriptor, "w", encoding="utf-8", errors="surrogateescape", newline="") as sink:
         sink.write(text)
     os.chmod(temporary, mode)
     os.replace(temporary, path)

@@ -182,6 +182,49 @@ def test_equal_settings_give_no_meaningful_difference_and_the_users_script(tmp_p
     assert (tmp_path / f"autotune-out/{shown['study']}/best.sh").read_text() == SCRIPT
 
 
+def test_what_was_set_on_the_command_line_is_in_the_emitted_script(tmp_path):
+    write_script(tmp_path)
+    ran = autotune(
+        tmp_path,
+        "run",
+        "train.sh",
+        "--set",
+        "data.max_response_length=1024",
+        "--trials",
+        "1",
+        "--confirmations",
+        "0",
+        "--out",
+        "o",
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert read_launch(tmp_path / "o/best.sh", env={}).value("data.max_response_length") == 1024
+
+
+def test_a_run_name_that_only_a_shell_knows_does_not_stop_a_study(tmp_path):
+    write_script(
+        tmp_path, SCRIPT.replace("trainer.device=cpu", "trainer.experiment_name=run-$(date +%s) trainer.device=cpu")
+    )
+    ran = autotune(tmp_path, "run", "train.sh", "--trials", "1", "--confirmations", "0", "--out", "o")
+    assert ran.returncode == 0, ran.stderr
+    assert "trainer.experiment_name=run-$(date +%s)" in (tmp_path / "o/best.sh").read_text()
+
+
+def test_any_other_value_that_only_a_shell_knows_is_asked_for(tmp_path):
+    write_script(tmp_path, SCRIPT.replace("data.train_batch_size=128", "data.train_batch_size=$(cat size)"))
+    ran = autotune(tmp_path, "run", "train.sh")
+    assert ran.returncode == 2
+    assert "data.train_batch_size" in ran.stderr
+    assert "--set" in ran.stderr
+
+
+def test_a_launch_through_a_cluster_tool_is_not_started_in_its_place(tmp_path):
+    write_script(tmp_path, SCRIPT.replace("python3 -m", "srun --nodes=1 python3 -m"))
+    ran = autotune(tmp_path, "run", "train.sh")
+    assert ran.returncode == 2
+    assert "through srun" in ran.stderr
+
+
 def test_a_dry_run_launches_nothing_and_writes_nothing(tmp_path):
     write_script(tmp_path)
     ran = autotune(tmp_path, "run", "train.sh", "--dry-run", "--json")
