@@ -41,8 +41,8 @@ def files(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.fixture
-def unprivileged() -> Iterator[None]:
-    """Runs a test as an ordinary user: root may write everywhere."""
+def unprivileged(tmp_path: Path) -> Iterator[None]:
+    """Runs a test as an ordinary user: root may write everywhere. Its temporary folder is made first, as who we are."""
     if os.getuid() != 0:
         yield
         return
