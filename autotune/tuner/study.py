@@ -6,14 +6,12 @@ import shutil
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timezone
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from autotune.measure.runner import Event, Order, Runner, StepSeen
 from autotune.search.verdict import Judgement, LaunchSample, judge
-from autotune.store.records import TrialRecord
 from autotune.store.store import Store
 from autotune.tuner.listener import Listener
 from autotune.tuner.prepare import Prepared
@@ -45,6 +43,7 @@ FINALISTS = 3
 @dataclass(frozen=True, slots=True)
 class _Launched:
     number: int
+    kind: TrialKind
     point: Point
     outcome: Measurement | Failure
     state: TrialState
@@ -211,7 +210,7 @@ class StudyRun:
             measurement=outcome if isinstance(outcome, Measurement) else None,
             failure=outcome if isinstance(outcome, Failure) else None,
         )
-        launched = _Launched(number, point, outcome, state)
+        launched = _Launched(number, kind, point, outcome, state)
         self._launched.append(launched)
         self._listener.trial_finished(record)
         return launched
@@ -268,13 +267,12 @@ class StudyRun:
         return self._now() - self._begin + reserve <= self._request.time_budget
 
     def _samples(self, point: Point, *, confirm: bool | None = None) -> list[LaunchSample]:
-        confirms = {t.number for t in self._store.trials(self._study_id) if t.kind is TrialKind.CONFIRM}
         return [
             sample_of(run.outcome)
             for run in self._launched
             if run.point == point
             and isinstance(run.outcome, Measurement)
-            and (confirm is None or (run.number in confirms) is confirm)
+            and (confirm is None or (run.kind is TrialKind.CONFIRM) is confirm)
         ]
 
     def _verdict(self, winner: Point | None, confirmed: Sequence[_Launched]) -> dict[str, Any]:
@@ -365,13 +363,3 @@ def sample_of(measurement: Measurement) -> LaunchSample:
     """The launch as the verdict sees it."""
     steps = tuple((s.tokens or 0) / s.seconds / measurement.world_size for s in measurement.counted)
     return LaunchSample(measurement.throughput, steps)
-
-
-def utc_now() -> datetime:
-    """The time now, with its zone."""
-    return datetime.now(timezone.utc)
-
-
-def trial_label(trial: TrialRecord) -> str:
-    """Short name of a trial."""
-    return f"t{trial.number:03d}"
