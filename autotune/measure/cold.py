@@ -113,7 +113,7 @@ class ColdRunner(Runner):
             leftovers.make()
             env = self._environment(leftovers, metrics, echo_dir)
             command = self._job.command(
-                order.overrides, steps=1 + order.plan.at_most, run_dir=order.run_dir, ray_dir=leftovers.private
+                order.overrides, steps=1 + order.plan.at_most, run_dir=order.run_dir, ray_dir=leftovers.ray
             )
             (order.run_dir / "command.json").write_text(json.dumps({"argv": command, "cwd": self._job.cwd}, indent=1))
             job = JobProcess(

@@ -20,13 +20,13 @@ import optuna
 from alembic import command as alembic
 from alembic.config import Config
 from alembic.script import ScriptDirectory
-from sqlalchemy import Connection, Engine, case, create_engine, delete, event, func, inspect, select, text
+from sqlalchemy import Connection, Engine, case, create_engine, delete, event, func, inspect, select, text, type_coerce
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, DatabaseError, IntegrityError, NoSuchModuleError
 from sqlalchemy.orm import Session
 from sqlalchemy.pool import NullPool
 
-from autotune.store.records import TRANSITIONS, StudyRecord, TrialRecord, WrongTransition
+from autotune.store.records import TRANSITIONS, Lease, LeaseTaken, StudyRecord, TrialRecord, WrongTransition
 from autotune.store.tables import StepRow, StudyRow, TrialRow
 from autotune.values import BadInput, Failure, KnobValue, Measurement, Point, StepRecord, TrialKind, TrialState
 
@@ -126,8 +126,12 @@ class Store:
         environment: Mapping[str, Any],
         n_gpus: int,
         simulated: bool,
+        lease: Lease | None = None,
     ) -> int:
         """Stores a new, running study; returns its id.
+
+        Args:
+            lease: who runs it.
 
         Raises:
             BadInput: there is a study of that name, or the name is empty or too long.
@@ -156,6 +160,8 @@ class Store:
                 settings=_json(settings),
                 environment=_json(environment),
                 verdict=None,
+                lease=None if lease is None else asdict(lease),
+                lease_at=None if lease is None else func.current_timestamp(),
             )
             session.add(row)
             try:
@@ -168,8 +174,9 @@ class Store:
         """All studies, oldest first."""
         count = select(func.count()).where(TrialRow.study_id == StudyRow.id).correlate(StudyRow).scalar_subquery()
         with Session(self._engine) as session:
-            rows = session.execute(select(StudyRow, count).order_by(StudyRow.created_at, StudyRow.id)).all()
-            return [_study_record(row, trials) for row, trials in rows]
+            now = type_coerce(func.current_timestamp(), StudyRow.lease_at.type)
+            rows = session.execute(select(StudyRow, count, now).order_by(StudyRow.id)).all()
+            return [_study_record(row, trials, now) for row, trials, now in rows]
 
     def study(self, name: str) -> StudyRecord:
         """The study of that name.
@@ -189,6 +196,59 @@ class Store:
         """The newest study, or None."""
         studies = self.studies()
         return studies[-1] if studies else None
+
+    def take_study(self, study_id: int, lease: Lease, *, instead_of: Lease | None) -> None:
+        """The study runs again, under another lease; its verdict is open until it ends.
+
+        Args:
+            instead_of: the lease that the caller found dead, or None where it found none.
+
+        Raises:
+            LeaseTaken: somebody else was faster.
+        """
+        with Session(self._writing) as session, session.begin():
+            row = session.scalars(select(StudyRow).where(StudyRow.id == study_id).with_for_update()).one()
+            if (row.lease or {}).get("token") != (instead_of.token if instead_of else None):
+                raise LeaseTaken(f"another tuner has just taken the study {row.name!r}")
+            row.lease = asdict(lease)
+            row.lease_at = func.current_timestamp()
+            row.state = "running"
+            row.verdict = None
+            row.updated_at = _now()
+
+    def renew(self, study_id: int, lease: Lease) -> bool:
+        """Says that the holder of the lease is alive; False: somebody else holds the study now."""
+        return self._holds(study_id, lease, {"lease_at": func.current_timestamp()})
+
+    def release(self, study_id: int, lease: Lease) -> None:
+        """Gives the lease back; that of somebody else stays."""
+        self._holds(study_id, lease, {"lease": None, "lease_at": None})
+
+    def _holds(self, study_id: int, lease: Lease, values: Mapping[str, Any]) -> bool:
+        with Session(self._writing) as session, session.begin():
+            row = session.scalars(select(StudyRow).where(StudyRow.id == study_id).with_for_update()).one()
+            if (row.lease or {}).get("token") != lease.token:
+                return False
+            for name, value in values.items():
+                setattr(row, name, value)
+            return True
+
+    def abandon(self, study_id: int, failure: Failure) -> int:
+        """Ends the trials that a tuner left queued or running; returns how many there were."""
+        with Session(self._writing) as session, session.begin():
+            rows = session.scalars(
+                select(TrialRow)
+                .where(
+                    TrialRow.study_id == study_id,
+                    TrialRow.state.in_([TrialState.QUEUED.value, TrialState.RUNNING.value]),
+                )
+                .with_for_update()
+            ).all()
+            for row in rows:
+                _move(row, TrialState.FAILED)
+                row.ended_at = _now()
+                row.failure = failure.to_json()
+            return len(rows)
 
     def set_study_state(self, study_id: int, state: str) -> None:
         """`running`, `finished`, `stopped` or `failed`."""
@@ -246,20 +306,36 @@ class Store:
             row.run_dir = _text(run_dir)
 
     def add_step(self, study_id: int, number: int, step: StepRecord) -> None:
-        """A step of a running trial was finished; one without a finite duration is left out, with a warning."""
+        """A step of a running trial was finished; one without a finite duration is left out, with a warning.
+
+        Raises:
+            WrongTransition: the trial does not run; somebody else has taken the study over.
+        """
         if not _timed(number, step):
             return
         with Session(self._writing) as session, session.begin():
             row = _trial_row(session, study_id, number, locked=True)
+            if row.state != TrialState.RUNNING.value:
+                raise WrongTransition(f"trial {number} is {row.state} and has no further steps")
             session.execute(delete(StepRow).where(StepRow.trial_id == row.id, StepRow.step == step.step))
             session.add(_step_row(row.id, step))
 
     def finish_trial(
-        self, study_id: int, number: int, state: TrialState, *, measurement: Measurement | None, failure: Failure | None
+        self,
+        study_id: int,
+        number: int,
+        state: TrialState,
+        *,
+        measurement: Measurement | None,
+        failure: Failure | None,
+        wall_seconds: float | None = None,
     ) -> TrialRecord:
         """The launch ended; a measurement's own steps take the place of those seen live.
 
         A step without a finite duration is left out, with a warning.
+
+        Args:
+            wall_seconds: what the launch took, where there is no measurement that says so.
 
         Raises:
             WrongTransition: the trial has ended before, or was never started.
@@ -272,13 +348,15 @@ class Store:
             _move(row, state)
             row.ended_at = _now()
             row.failure = failure.to_json() if failure is not None else None
+            row.wall_seconds = _finite(wall_seconds)
             if measurement is not None:
                 row.source = measurement.source.value
                 row.work = measurement.work
                 row.engine = measurement.engine
                 row.simulated = row.simulated or measurement.simulated
                 row.startup_seconds = _finite(measurement.startup_seconds)
-                row.wall_seconds = _finite(measurement.wall_seconds)
+                if math.isfinite(measurement.wall_seconds):
+                    row.wall_seconds = measurement.wall_seconds
                 row.world_size = measurement.world_size
                 row.throughput = _finite(measurement.throughput)
                 row.mfu = _finite(measurement.mfu)
@@ -509,8 +587,11 @@ def _step_row(trial_id: int, step: StepRecord) -> StepRow:
     )
 
 
-def _study_record(row: StudyRow, trials: int) -> StudyRecord:
+def _study_record(row: StudyRow, trials: int, now: datetime) -> StudyRecord:
+    age = None if row.lease_at is None else (_utc(now) - _utc(row.lease_at)).total_seconds()
     return StudyRecord(
+        lease=None if row.lease is None else Lease(**row.lease),
+        lease_age=age,
         id=row.id,
         name=row.name,
         created_at=_utc(row.created_at),

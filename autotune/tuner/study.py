@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -13,6 +13,7 @@ from typing import Any
 from autotune.measure.runner import Event, Order, Runner, StepSeen
 from autotune.search.verdict import Judgement, LaunchSample, judge
 from autotune.store.store import Store
+from autotune.tuner.launched import CAUSE_UNKNOWN, Launched, may_repeat
 from autotune.tuner.listener import Listener
 from autotune.tuner.prepare import Prepared
 from autotune.tuner.proposals import Proposal, Proposer
@@ -32,21 +33,10 @@ from autotune.verl import keys
 from autotune.verl.settings import canonical, rejected_echo
 
 HOOK_FILE = "autotune_hooks.py"
-RETRIES = 1
-"""How often a Point is launched again after a failure that is not its own."""
 GIVE_UP_AFTER = 6
 """Search launches in a row that delivered nothing; more would only burn the night (auto-tuning-vllm issue 117)."""
 FINALISTS = 3
 """How many Points in order of their result are tried as winner when the first cannot be measured again."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Launched:
-    number: int
-    kind: TrialKind
-    point: Point
-    outcome: Measurement | Failure
-    state: TrialState
 
 
 class StudyRun:
@@ -64,12 +54,14 @@ class StudyRun:
         compose: Callable[[Point], Mapping[str, Any] | Refusal],
         now: Callable[[], float],
         listener: Listener | None = None,
+        history: Sequence[Launched] = (),
     ) -> None:
         """
         Args:
             compose: a Point's flat configuration as Hydra composes it and verl validates it in the user's interpreter, or
                 why they refuse it.
             now: a clock that only moves forward, seconds.
+            history: the launches of the study so far, where it is taken up again; the proposer knows them already.
         """
         self._prepared = prepared
         self._request = prepared.request
@@ -82,8 +74,9 @@ class StudyRun:
         self._listener = listener or Listener()
         self._stop = threading.Event()
         self._begin = now()
-        self._launched: list[_Launched] = []
-        self._launch_seconds: list[float] = []
+        self._launched: list[Launched] = list(history)
+        self._launch_seconds = [run.wall_seconds for run in history if math.isfinite(run.wall_seconds)]
+        self._spent_before = sum(self._launch_seconds)
         self._runs = self._request.out / "runs"
         self._runs.mkdir(parents=True, exist_ok=True)
         self._hook_file = (self._runs / HOOK_FILE).resolve()
@@ -109,7 +102,11 @@ class StudyRun:
         verdict = self._verdict(winner, confirmed)
         return self._close("stopped" if self.stopped else "finished", verdict)
 
-    def _baseline(self) -> _Launched | None:
+    def _baseline(self) -> Launched | None:
+        """The user's own command, measured now unless an earlier tuner of this study did; None: it cannot be measured."""
+        for run in self._launched:
+            if run.kind is TrialKind.BASELINE and run.state is TrialState.MEASURED:
+                return run
         proposal = self._proposer.take(self._proposer.baseline())
         launched = self._launch(proposal.point, TrialKind.BASELINE, proposal.origin, proposal)
         return launched if launched.state is TrialState.MEASURED else None
@@ -137,12 +134,14 @@ class StudyRun:
                 )
                 return
 
-    def _confirm(self) -> tuple[Point | None, list[_Launched]]:
+    def _confirm(self) -> tuple[Point | None, list[Launched]]:
         """The best Point and the launches made of it (and of the user's command) after it was chosen."""
+        earlier = self._confirmed_last()
         for candidate in self._ranking()[:FINALISTS]:
             if self._request.confirmations == 0 or self._stop.is_set():
                 return candidate, []
-            made = self._interleaved(candidate)
+            made = self._interleaved(candidate, earlier)
+            earlier = []
             if any(run.point == candidate and run.state is TrialState.MEASURED for run in made):
                 return candidate, made
             if self._stop.is_set():
@@ -150,36 +149,56 @@ class StudyRun:
             self._listener.said("The best Point could not be measured again; the next one takes its place.")
         return None, []
 
-    def _interleaved(self, candidate: Point) -> list[_Launched]:
-        made: list[_Launched] = []
+    def _interleaved(self, candidate: Point, earlier: Sequence[Launched]) -> list[Launched]:
+        """Launches a candidate and the user's command in turns; what an earlier tuner did of that is not done again."""
+        own = self._prepared.space.baseline
+        done = [run for run in earlier if run.state is TrialState.MEASURED]
+        made = list(earlier) if any(run.point == candidate for run in earlier) else []
         for turn in range(self._request.confirmations):
-            pair = [candidate, self._prepared.space.baseline]
+            pair = [candidate, own]
             for point in pair if turn % 2 == 0 else reversed(pair):
                 if self._stop.is_set():
                     return made
-                who = "the user's own command" if point == self._prepared.space.baseline else "the best Point"
-                made.append(
-                    self._launch(
-                        canonical(point, self._prepared.space.baseline), TrialKind.CONFIRM, f"{who} once more", None
-                    )
-                )
+                before = next((run for run in done if run.point == point), None)
+                if before is not None:
+                    done.remove(before)
+                    continue
+                who = "the user's own command" if point == own else "the best Point"
+                made.append(self._launch(canonical(point, own), TrialKind.CONFIRM, f"{who} once more", None))
         return made
 
-    def _launch(self, point: Point, kind: TrialKind, origin: str, proposal: Proposal | None) -> _Launched:
-        for attempt in range(1 + RETRIES):
-            launched = self._attempt(point, kind, origin if attempt == 0 else f"{origin} (again)", proposal)
-            again = (
-                isinstance(launched.outcome, Failure)
-                and launched.outcome.retryable
-                and attempt < RETRIES
-                and not self._stop.is_set()
-            )
-            if not again:
+    def _confirmed_last(self) -> list[Launched]:
+        """The confirming launches that an earlier tuner of this study ended with, of one candidate."""
+        own = self._prepared.space.baseline
+        found: list[Launched] = []
+        for run in reversed(self._launched):
+            others = {other.point for other in found} - {own}
+            if run.kind is not TrialKind.CONFIRM or (run.point != own and others - {run.point}):
                 break
+            found.insert(0, run)
+        return found
+
+    def _launch(self, point: Point, kind: TrialKind, origin: str, proposal: Proposal | None) -> Launched:
+        attempts = self._attempts(point, kind, proposal)
+        while True:
+            again = any(not attempt.lost for attempt in attempts)
+            origin_now = f"{origin} (again)" if attempts else origin
+            attempts.append(self._attempt(point, kind, origin_now, proposal, again=again))
+            if self._stop.is_set() or not may_repeat(attempts):
+                break
+        launched = attempts[-1]
         self._tell(proposal, launched)
         return launched
 
-    def _attempt(self, point: Point, kind: TrialKind, origin: str, proposal: Proposal | None) -> _Launched:
+    def _attempts(self, point: Point, kind: TrialKind, proposal: Proposal | None) -> list[Launched]:
+        """Launches of the same proposal that an earlier tuner lost."""
+        if proposal is None:
+            return []
+        return [run for run in self._launched if run.optuna_number == proposal.trial.number and run.kind is kind]
+
+    def _attempt(
+        self, point: Point, kind: TrialKind, origin: str, proposal: Proposal | None, *, again: bool
+    ) -> Launched:
         overrides = self._prepared.overrides(point, self._hook_file)
         number = self._store.add_trial(
             self._study_id,
@@ -201,26 +220,28 @@ class StudyRun:
             self._listener.trial_event(number, event)
 
         outcome = self._runner.measure(Order(f"t{number:03d}", point, overrides, run_dir, self._request.plan), watch)
-        self._launch_seconds.append(self._now() - begin)
-        state, outcome = self._classify(point, outcome)
+        seconds = self._now() - begin
+        self._launch_seconds.append(seconds)
+        state, outcome = self._classify(point, outcome, again=again)
         record = self._store.finish_trial(
             self._study_id,
             number,
             state,
             measurement=outcome if isinstance(outcome, Measurement) else None,
             failure=outcome if isinstance(outcome, Failure) else None,
+            wall_seconds=seconds,
         )
-        launched = _Launched(number, kind, point, outcome, state)
+        launched = Launched(number, proposal.trial.number if proposal else None, kind, point, outcome, state, seconds)
         self._launched.append(launched)
         self._listener.trial_finished(record)
         return launched
 
-    def _classify(self, point: Point, outcome: Measurement | Failure) -> tuple[TrialState, Measurement | Failure]:
+    def _classify(
+        self, point: Point, outcome: Measurement | Failure, *, again: bool
+    ) -> tuple[TrialState, Measurement | Failure]:
         if isinstance(outcome, Failure):
-            infrastructure = outcome.retryable or outcome.failure_class in (
-                FailureClass.UNKNOWN,
-                FailureClass.INTERRUPTED,
-            )
+            unexplained = outcome.failure_class in CAUSE_UNKNOWN and not again
+            infrastructure = outcome.retryable or unexplained or outcome.failure_class is FailureClass.UNKNOWN
             return (TrialState.FAILED if infrastructure else TrialState.INFEASIBLE), outcome
         wanted = {key: value for key, value in point.as_dict().items() if key in self._prepared.space}
         wrong = rejected_echo(wanted, outcome.echo)
@@ -234,24 +255,28 @@ class StudyRun:
             )
         return TrialState.MEASURED, outcome
 
-    def _tell(self, proposal: Proposal | None, launched: _Launched) -> None:
+    def _tell(self, proposal: Proposal | None, launched: Launched) -> None:
         if proposal is None:
             return
         if isinstance(launched.outcome, Measurement):
             self._proposer.measured(proposal, self._value(launched.outcome))
         elif launched.state is TrialState.INFEASIBLE:
             self._proposer.infeasible(proposal, launched.outcome)
+        elif launched.lost and self._stop.is_set():
+            return  # left open: whoever takes the study up again measures the Point, and tells it once
         else:
             self._proposer.lost(proposal)
 
     def _value(self, measurement: Measurement) -> float:
-        if self._request.objective is Objective.ACTOR_MFU:
-            return measurement.mfu or 0.0
-        return measurement.throughput
+        return value_of(measurement, self._request.objective)
 
     def _ranking(self) -> list[Point]:
         """Points that were measured as faster than the user's own command, best first."""
-        values = {run.point: self._value(run.outcome) for run in self._launched if isinstance(run.outcome, Measurement)}
+        values = {
+            run.point: self._value(run.outcome)
+            for run in self._launched
+            if isinstance(run.outcome, Measurement) and run.kind is not TrialKind.CONFIRM
+        }
         own = self._prepared.space.baseline
         return sorted((p for p in values if p != own and values[p] > values[own]), key=lambda p: -values[p])
 
@@ -264,7 +289,7 @@ class StudyRun:
             return True
         typical = median(self._launch_seconds)
         reserve = (1 + 2 * self._request.confirmations) * typical
-        return self._now() - self._begin + reserve <= self._request.time_budget
+        return self._spent_before + self._now() - self._begin + reserve <= self._request.time_budget
 
     def _samples(self, point: Point, *, confirm: bool | None = None) -> list[LaunchSample]:
         return [
@@ -275,7 +300,7 @@ class StudyRun:
             and (confirm is None or (run.kind is TrialKind.CONFIRM) is confirm)
         ]
 
-    def _verdict(self, winner: Point | None, confirmed: Sequence[_Launched]) -> dict[str, Any]:
+    def _verdict(self, winner: Point | None, confirmed: Sequence[Launched]) -> dict[str, Any]:
         own = self._prepared.space.baseline
         if winner is None:
             others = [run for run in self._launched if run.point != own]
@@ -315,7 +340,7 @@ class StudyRun:
             "best_throughput": judged.best_throughput,
             "best_range": [judged.best_range.low, judged.best_range.high] if judged.best_range else None,
             "launch_noise": judged.launch_noise,
-            "refused": len(self._proposer.refused),
+            "refused": self._proposer.refused_before + len(self._proposer.refused),
         }
 
     def _hook_gain(self, winner: Point | None) -> float | None:
@@ -357,6 +382,11 @@ class StudyRun:
         self._store.set_verdict(self._study_id, verdict)
         self._store.set_study_state(self._study_id, state)
         return verdict
+
+
+def value_of(measurement: Measurement, objective: Objective) -> float:
+    """What makes a measurement better, the larger the better."""
+    return (measurement.mfu or 0.0) if objective is Objective.ACTOR_MFU else measurement.throughput
 
 
 def sample_of(measurement: Measurement) -> LaunchSample:
