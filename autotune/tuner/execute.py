@@ -36,13 +36,14 @@ from autotune.verl.compose import Composer
 from autotune.verl.workload import describe
 
 _HOOK_SOURCE = Path(__file__).resolve().parents[1] / "inside" / "hooks.py"
-_TUNER_GONE = Failure(
+TUNER_GONE = Failure(
     FailureClass.INTERRUPTED,
     Phase.UNKNOWN,
     "Nothing: the Point is measured again.",
     "the tuner ended before the launch did",
     True,
 )
+"""What is said of a trial whose tuner was killed."""
 EMITTED = (Decision.BETTER.value, Decision.INDICATIVE.value)
 """Decisions for which best.sh carries the best Point; otherwise it is the user's own script."""
 
@@ -118,7 +119,7 @@ class StudyJob:
             check_unchanged(resumed, prepared)
             self._study_id = resumed.id
             self._store.take_study(resumed.id, self._lease, instead_of=resumed.lease)
-            self._store.abandon(resumed.id, _TUNER_GONE)
+            self._store.abandon(resumed.id, TUNER_GONE)
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         logging.getLogger("alembic").setLevel(logging.WARNING)
         study = optuna.create_study(
