@@ -80,6 +80,9 @@ def run(
         int | None, typer.Option(min=2, help="Counted steps per launch at least.", show_default="2")
     ] = None,
     startup_timeout: Annotated[float, typer.Option(min=10, help="Seconds until the first step must be done.")] = 1800.0,
+    wait: Annotated[
+        bool, typer.Option("--wait", help="Wait for GPUs that are busy; without it they are refused.")
+    ] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before --setup runs.")] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Check everything, show what would run, launch and write nothing.")
@@ -120,6 +123,7 @@ def run(
             setup_env=_setup(setup, variables, yes=yes, dry_run=dry_run),
             plan=StepPlan(at_least=steps or 2, at_most=max(5, steps or 2)),
             limits=Limits(startup=startup_timeout),
+            wait=wait,
         )
         check_places(request)
         if demo:
@@ -157,7 +161,10 @@ def _run(request: RunRequest, setup: str | None, *, dry_run: bool, as_json: bool
                 )
                 job.stop(now=now)
 
-            job = execute(prepared, composer, progress)
+            try:
+                job = execute(prepared, composer, progress)
+            except KeyboardInterrupt:  # while it waits for GPUs; no study has begun
+                return terminal.INTERRUPTED
             previous = {sig: signal.signal(sig, interrupted) for sig in (signal.SIGINT, signal.SIGTERM)}
             try:
                 outputs = job.run()

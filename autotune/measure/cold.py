@@ -49,6 +49,8 @@ class ColdJob:
     gpus: tuple[int, ...]
     """NVML indices of the GPUs it uses; empty on the CPU."""
     payload: Payload
+    hold: tuple[int, ...] = ()
+    """Descriptors of the locks on those GPUs, for whatever outlives the tuner."""
     simulated: bool = False
     """True where `python` runs a double of verl."""
 
@@ -113,7 +115,7 @@ class ColdRunner(Runner):
                 order.overrides, steps=1 + order.plan.at_most, run_dir=order.run_dir, ray_dir=leftovers.private
             )
             (order.run_dir / "command.json").write_text(json.dumps({"argv": command, "cwd": self._job.cwd}, indent=1))
-            job = JobProcess(command, env=env, cwd=self._job.cwd, log=log)
+            job = JobProcess(command, env=env, cwd=self._job.cwd, log=log, hold=self._job.hold)
             watch(StageSeen("starting"))
             steps, ended_by, reason = self._follow(job, order, metrics, log, begin, watch)
             last_step_at = time.monotonic()

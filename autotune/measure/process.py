@@ -25,7 +25,9 @@ class JobProcess:
     processes that set their title overwrite the environment.
     """
 
-    def __init__(self, command: Sequence[str], *, env: Mapping[str, str], cwd: str, log: Path) -> None:
+    def __init__(
+        self, command: Sequence[str], *, env: Mapping[str, str], cwd: str, log: Path, hold: Sequence[int] = ()
+    ) -> None:
         self._mark = uuid.uuid4().hex
         self._known: dict[int, float] = {}
         with log.open("ab") as sink:
@@ -37,6 +39,7 @@ class JobProcess:
                 stdout=sink,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
+                pass_fds=hold,
             )
         self.record()
 
@@ -44,6 +47,11 @@ class JobProcess:
     def pid(self) -> int:
         """Pid of the driver."""
         return self._process.pid
+
+    @property
+    def pids(self) -> frozenset[int]:
+        """Pids of every process of the job that was ever seen."""
+        return frozenset(self._known)
 
     @property
     def exit_code(self) -> int | None:

@@ -21,6 +21,7 @@ from autotune.measure.runner import Runner
 from autotune.redaction import redact
 from autotune.store.json_shapes import show_json
 from autotune.store.store import Store, usable_url
+from autotune.tuner.gpus import Patience, hold_gpus, leased_environment
 from autotune.tuner.listener import Listener
 from autotune.tuner.outcome import replace_file, write_outputs
 from autotune.tuner.prepare import Prepared
@@ -61,12 +62,21 @@ class StudyJob:
             runner: measures the Points; None: a cold runner for the prepared launch.
 
         Raises:
-            BadInput: the store or the output folder cannot be written, or a study of that name exists.
+            BadInput: the store or the output folder cannot be written, a study of that name exists, or a GPU is busy.
         """
         self._prepared = prepared
         self._listener = listener
         request = prepared.request
         check_places(request)
+        self._lease = hold_gpus(prepared.gpus, request.study, Patience(listener.said) if request.wait else None)
+        try:
+            self._set_up(prepared, composer, listener, runner)
+        except BaseException:
+            self._lease.release()
+            raise
+
+    def _set_up(self, prepared: Prepared, composer: Composer, listener: Listener, runner: Runner | None) -> None:
+        request = prepared.request
         self._store = Store.open(request.storage)
         request.out.mkdir(parents=True, exist_ok=True)
         payload_dir = (request.out / "inside").resolve()
@@ -81,12 +91,13 @@ class StudyJob:
                 python=prepared.python,
                 entrypoint=prepared.launch.module,
                 arguments=prepared.arguments,
-                env=prepared.env,
+                env=leased_environment(prepared.env, prepared.gpus),
                 cwd=prepared.launch.cwd,
                 config=prepared.config,
                 world_size=prepared.job.world_size,
                 gpus=prepared.gpus,
                 payload=payload,
+                hold=self._lease.fds,
                 simulated=request.simulated,
             ),
             limits=request.limits,
@@ -146,6 +157,7 @@ class StudyJob:
             verdict = self._run.execute()
         finally:
             self._runner.close()
+            self._lease.release()
         trials = self._store.trials(self._study_id)
         best = next((t.point for t in trials if t.number == verdict["best_number"]), None)
         emitted = best if best is not None and verdict["decision"] in EMITTED else self._prepared.space.baseline
