@@ -20,6 +20,11 @@ class StepPlan:
     agreement: float = 0.05
     """Counting stops when the last two steps' tokens/s differ by no more than this share."""
 
+    @property
+    def most_steps(self) -> int:
+        """Steps that a launch has to be able to take: the settling one, and every other one twice if it is disturbed."""
+        return 1 + 2 * self.at_most
+
     def __post_init__(self) -> None:
         if not 1 <= self.at_least <= self.at_most:
             raise ValueError(f"a plan needs 1 ≤ at_least ≤ at_most, not {self.at_least} and {self.at_most}")

@@ -20,7 +20,7 @@ import optuna
 from alembic import command as alembic
 from alembic.config import Config
 from alembic.script import ScriptDirectory
-from sqlalchemy import Connection, Engine, case, create_engine, delete, event, func, inspect, select, text
+from sqlalchemy import Connection, Engine, and_, case, create_engine, delete, event, func, inspect, select, text
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, DatabaseError, IntegrityError, NoSuchModuleError
 from sqlalchemy.orm import Session
@@ -303,7 +303,17 @@ class Store:
             row = _trial_row(session, study_id, number)
             steps = session.scalars(select(StepRow).where(StepRow.trial_id == row.id).order_by(StepRow.step))
             return [
-                StepRecord(s.step, s.seconds, s.tokens, dict(s.phases), s.mfu, s.memory_gb, s.settling, dict(s.metrics))
+                StepRecord(
+                    s.step,
+                    s.seconds,
+                    s.tokens,
+                    dict(s.phases),
+                    s.mfu,
+                    s.memory_gb,
+                    s.settling,
+                    dict(s.metrics),
+                    s.invalid,
+                )
                 for s in steps
             ]
 
@@ -317,8 +327,10 @@ class Store:
     @staticmethod
     def _records(session: Session, study_id: int, number: int | None = None) -> list[TrialRecord]:
         settling = func.coalesce(func.sum(case((StepRow.settling, 1), else_=0)), 0)
+        disturbed = and_(StepRow.invalid.is_not(None), StepRow.settling.is_(False))
+        invalid = func.coalesce(func.sum(case((disturbed, 1), else_=0)), 0)
         query = (
-            select(TrialRow, settling, func.count(StepRow.id))
+            select(TrialRow, settling, invalid, func.count(StepRow.id))
             .outerjoin(StepRow, StepRow.trial_id == TrialRow.id)
             .where(TrialRow.study_id == study_id)
             .group_by(TrialRow.id)
@@ -326,7 +338,7 @@ class Store:
         )
         if number is not None:
             query = query.where(TrialRow.number == number)
-        return [_trial_record(row, int(settled), int(steps)) for row, settled, steps in session.execute(query)]
+        return [_trial_record(row, *map(int, steps)) for row, *steps in session.execute(query)]
 
 
 def _without_login(url: str) -> str:
@@ -506,6 +518,7 @@ def _step_row(trial_id: int, step: StepRecord) -> StepRow:
         memory_gb=_finite(step.memory_gb),
         phases=_json(step.phases),
         metrics=_json(step.metrics),
+        invalid=None if step.invalid is None else _text(step.invalid),
     )
 
 
@@ -532,7 +545,7 @@ def _study_record(row: StudyRow, trials: int) -> StudyRecord:
     )
 
 
-def _trial_record(row: TrialRow, settling: int, steps: int) -> TrialRecord:
+def _trial_record(row: TrialRow, settling: int, invalid: int, steps: int) -> TrialRecord:
     return TrialRecord(
         number=row.number,
         optuna_number=row.optuna_number,
@@ -561,7 +574,8 @@ def _trial_record(row: TrialRow, settling: int, steps: int) -> TrialRecord:
         failure=row.failure,
         run_dir=row.run_dir,
         settling_steps=settling,
-        counted_steps=steps - settling,
+        counted_steps=steps - settling - invalid,
+        invalid_steps=invalid,
     )
 
 

@@ -217,6 +217,8 @@ class StudyRun:
 
     def _classify(self, point: Point, outcome: Measurement | Failure) -> tuple[TrialState, Measurement | Failure]:
         if isinstance(outcome, Failure):
+            if outcome.failure_class is FailureClass.INTERFERENCE:
+                return TrialState.INVALID, outcome
             infrastructure = outcome.retryable or outcome.failure_class in (
                 FailureClass.UNKNOWN,
                 FailureClass.INTERRUPTED,
