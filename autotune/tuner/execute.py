@@ -77,7 +77,7 @@ class StudyJob:
 
     def _set_up(self, prepared: Prepared, composer: Composer, listener: Listener, runner: Runner | None) -> None:
         request = prepared.request
-        self._store = Store.open(request.storage)
+        self._store = Store.open(request.storage, check=True)
         request.out.mkdir(parents=True, exist_ok=True)
         payload_dir = (request.out / "inside").resolve()
         stack = prepared.stack
