@@ -23,6 +23,7 @@ from autotune.measure.runner import Limits, StepPlan
 from autotune.tuner import wording as words
 from autotune.tuner.demo import DEMO_SPACE, demo_request
 from autotune.tuner.execute import Outputs, check_places, execute
+from autotune.tuner.persist import told
 from autotune.tuner.prepare import Prepared, launch_environment, open_composer, prepare, read_script
 from autotune.tuner.request import Objective, RunRequest, SamplerName
 from autotune.values import AutotuneError, BadInput
@@ -133,6 +134,11 @@ def run(
         terminal.refuse(str(error), as_json=as_json)
     except AutotuneError as error:
         terminal.refuse(str(error), status=terminal.RUN_FAILED, as_json=as_json, code="RUN_FAILED")
+    except OSError as error:
+        known = told(error)
+        if known is None:
+            raise
+        terminal.refuse(str(known), status=terminal.RUN_FAILED, as_json=as_json, code="RUN_FAILED")
     raise typer.Exit(status)
 
 
