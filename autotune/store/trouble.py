@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
 import sqlite3
 from enum import Enum
+from pathlib import Path
 
 from sqlalchemy import Engine, event
 from sqlalchemy.engine import ExceptionContext
@@ -67,6 +69,8 @@ _TEXTS = {
     "unable to open": TroubleKind.DISK,
 }
 """SQLite's own words: Python 3.10 gives no code."""
+_ROOM = 1 << 20
+"""Bytes that are free at least on a disk that is not full."""
 
 
 def kind_of(error: BaseException) -> TroubleKind | None:
@@ -95,9 +99,18 @@ def trouble(error: BaseException, *, where: str, file: str, busy: float) -> Stor
     kind = kind_of(error)
     if kind is None:
         return None
+    if kind is TroubleKind.DISK and _is_full(file):
+        kind = TroubleKind.FULL  # SQLite has no better word than "I/O error" for a log that cannot grow
     told = _ADVICE[kind].format(where=where, file=file, busy=busy)
     reason = str(getattr(error, "orig", error) or error).strip().splitlines()[0]
     return StoreTrouble(kind, f"{told} ({reason})")
+
+
+def _is_full(file: str) -> bool:
+    try:
+        return shutil.disk_usage(Path(file).resolve().parent).free < _ROOM
+    except OSError:
+        return False
 
 
 def tell_troubles(engine: Engine, *, where: str, file: str, busy: float) -> None:

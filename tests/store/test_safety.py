@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import sqlite3
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from contextlib import closing
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -114,6 +116,36 @@ def test_a_full_disk_is_told_and_takes_nothing_that_was_stored(path: Path) -> No
     assert len(store.trials(study)) == 4
     store.close()
     assert damage(path, busy=1.0) is None
+
+
+@pytest.fixture
+def tiny_disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of 3 MiB; only root can make one, and not in every container."""
+    place = tmp_path / "tiny"
+    place.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", str(place)]
+    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("no disk can be mounted here")
+    yield place
+    subprocess.run(["umount", str(place)], check=True)
+
+
+def test_a_disk_that_others_filled_is_told_and_takes_steps_again_when_it_is_freed(tiny_disk: Path) -> None:
+    store = Store.open(f"sqlite:///{tiny_disk}/trials.db")
+    study = new_study(store)
+    number = running_trial(store, study)
+    store.add_step(study, number, step(1))
+    with (tiny_disk / "filler").open("wb", buffering=0) as filler, contextlib.suppress(OSError):
+        while True:
+            filler.write(b"x" * 4096)
+    assert shutil.disk_usage(tiny_disk).free == 0
+    with pytest.raises(StoreTrouble, match="is full; free some space"):
+        store.add_step(study, number, step(2))
+    (tiny_disk / "filler").unlink()
+    store.add_step(study, number, step(3))
+    assert [found.step for found in store.steps(study, number)] == [1, 3]
+    store.close()
+    assert damage(tiny_disk / "trials.db", busy=1.0) is None
 
 
 FILL = """
