@@ -157,7 +157,7 @@ store = Store.open(sys.argv[1])
 study = store.study("first").id
 number = running_trial(store, study)
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-resource.setrlimit(resource.RLIMIT_FSIZE, (400_000, 400_000))
+resource.setrlimit(resource.RLIMIT_FSIZE, (250_000, 250_000))
 stored = 0
 try:
     for place in range(1000):
