@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Literal
 
 from autotune.measure.gpu import GpuSampler, host_gpus
-from autotune.measure.interference import InterferenceWatch
+from autotune.measure.interference import InterferenceWatch, Thresholds
 from autotune.measure.leftovers import Leftovers
 from autotune.measure.payload import Payload
 from autotune.measure.process import JobProcess
@@ -220,7 +220,9 @@ class ColdRunner(Runner):
                 progress = time.monotonic()
                 if interference is not None and steps:  # the first one settles and is not counted anyway
                     job.record()  # or a process that was just born is taken for somebody else's
-                    step = replace(step, invalid=interference.between(progress - step.seconds, progress))
+                    thresholds = Thresholds(others=order.plan.crowding)
+                    found = interference.between(progress - step.seconds, progress, thresholds=thresholds)
+                    step = replace(step, invalid=found)
                 steps.append(step)
                 errors.progress()
                 if len(steps) == 1:

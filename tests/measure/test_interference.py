@@ -8,6 +8,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 
 from autotune.measure.cold import ColdRunner
@@ -115,8 +116,8 @@ def _burn(until: float) -> None:
         pass
 
 
-def test_a_host_full_of_other_programs_is_seen_and_the_same_work_of_the_job_is_not():
-    """Real processes on every CPU of this host, first as somebody else's, then as the job's own."""
+def test_a_host_full_of_other_programs_is_seen_and_the_jobs_own_work_is_counted_as_its_own():
+    """Real processes on every CPU of this host: somebody else's to one watch, the job's own to the other."""
     fork = multiprocessing.get_context("fork")
     cpus = len(os.sched_getaffinity(0))
     workers = [fork.Process(target=_burn, args=(time.monotonic() + 60,)) for _ in range(2 * cpus)]
@@ -134,7 +135,10 @@ def test_a_host_full_of_other_programs_is_seen_and_the_same_work_of_the_job_is_n
         limits = Thresholds(stolen=1.0, others=0.5, idle=0.2)  # of a host that others use meanwhile
         if cpus == os.cpu_count():
             assert "other programs took" in (theirs.between(begin, end, thresholds=limits) or "")
-        assert mine.between(begin, end, thresholds=limits) is None
+        mine.between(begin, end)
+        assert theirs._readings[-1].cpu.ours == 0.0
+        spent = [psutil.Process(worker.pid).cpu_times().user for worker in workers]
+        assert 0.0 < mine._readings[-1].cpu.ours <= sum(spent) + 0.1 * len(workers)
     finally:
         for worker in workers:
             worker.kill()
@@ -182,8 +186,9 @@ class Watched:
     def __init__(self, *reasons: str | None) -> None:
         self.reasons = list(reasons)
 
-    def between(self, begin: float, end: float) -> str | None:
+    def between(self, begin: float, end: float, *, thresholds: Thresholds) -> str | None:
         assert begin < end
+        assert thresholds.others == StepPlan().crowding
         return self.reasons.pop(0) if self.reasons else None
 
     def close(self) -> None:
