@@ -25,6 +25,7 @@ from autotune.store.records import StudyRecord
 from autotune.tuner import wording as words
 from autotune.tuner.demo import DEMO_SPACE, demo_request
 from autotune.tuner.execute import Outputs, StudyJob, check_places
+from autotune.tuner.persist import told
 from autotune.tuner.prepare import Prepared, launch_environment, open_composer, prepare, read_script
 from autotune.tuner.request import Objective, RunRequest, SamplerName
 from autotune.values import AutotuneError, BadInput
@@ -85,6 +86,9 @@ def run(
         int | None, typer.Option(min=2, help="Counted steps per launch at least.", show_default="2")
     ] = None,
     startup_timeout: Annotated[float, typer.Option(min=10, help="Seconds until the first step must be done.")] = 1800.0,
+    wait: Annotated[
+        bool, typer.Option("--wait", help="Wait for GPUs that are busy; without it they are refused.")
+    ] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before --setup runs.")] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Check everything, show what would run, launch and write nothing.")
@@ -126,6 +130,7 @@ def run(
             setup_env=run_setup(setup, variables, yes=yes, dry_run=dry_run),
             plan=StepPlan(at_least=steps or 2, at_most=max(5, steps or 2)),
             limits=Limits(startup=startup_timeout),
+            wait=wait,
         )
         check_places(request)
         if demo:
@@ -135,6 +140,11 @@ def run(
         terminal.refuse(str(error), as_json=as_json)
     except AutotuneError as error:
         terminal.refuse(str(error), status=terminal.RUN_FAILED, as_json=as_json, code="RUN_FAILED")
+    except OSError as error:
+        known = told(error)
+        if known is None:
+            raise
+        terminal.refuse(str(known), status=terminal.RUN_FAILED, as_json=as_json, code="RUN_FAILED")
     raise typer.Exit(status)
 
 
@@ -170,7 +180,10 @@ def tune(request: RunRequest, *, dry_run: bool, as_json: bool, resumed: StudyRec
                 )
                 job.stop(now=now)
 
-            job = StudyJob(prepared, composer, progress, resumed=resumed)
+            try:
+                job = StudyJob(prepared, composer, progress, resumed=resumed)
+            except KeyboardInterrupt:  # while it waits for GPUs; no study has begun
+                return terminal.INTERRUPTED
             previous = {sig: signal.signal(sig, interrupted) for sig in (signal.SIGINT, signal.SIGTERM)}
             try:
                 outputs = job.run()

@@ -71,6 +71,7 @@ def trial_json(trial: TrialRecord) -> dict[str, Any]:
         "engine": trial.engine,
         "settling_steps": trial.settling_steps,
         "counted_steps": trial.counted_steps,
+        "invalid_steps": trial.invalid_steps,
         "startup_seconds": trial.startup_seconds,
         "wall_seconds": trial.wall_seconds,
         "echo": dict(trial.echo),

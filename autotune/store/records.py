@@ -104,6 +104,8 @@ class TrialRecord:
     run_dir: str | None
     settling_steps: int
     counted_steps: int
+    invalid_steps: int
+    """Steps that were disturbed and therefore not counted."""
 
 
 def own_command(trials: Sequence[TrialRecord]) -> TrialRecord | None:

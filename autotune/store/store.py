@@ -7,6 +7,7 @@ import json
 import logging
 import math
 import os
+import re
 import sqlite3
 import time
 from collections.abc import Mapping, Sequence
@@ -20,14 +21,29 @@ import optuna
 from alembic import command as alembic
 from alembic.config import Config
 from alembic.script import ScriptDirectory
-from sqlalchemy import Connection, Engine, case, create_engine, delete, event, func, inspect, select, text, type_coerce
+from sqlalchemy import (
+    Connection,
+    Engine,
+    and_,
+    case,
+    create_engine,
+    delete,
+    event,
+    func,
+    inspect,
+    select,
+    text,
+    type_coerce,
+)
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, DatabaseError, IntegrityError, NoSuchModuleError
 from sqlalchemy.orm import Session
 from sqlalchemy.pool import NullPool
 
+from autotune.store.file_checks import CHECKED_BYTES, back_up, damage
 from autotune.store.records import TRANSITIONS, Lease, LeaseTaken, StudyRecord, TrialRecord, WrongTransition
 from autotune.store.tables import StepRow, StudyRow, TrialRow
+from autotune.store.trouble import tell_troubles, trouble
 from autotune.values import BadInput, Failure, KnobValue, Measurement, Point, StepRecord, TrialKind, TrialState
 
 _LOG = logging.getLogger(__name__)
@@ -38,7 +54,11 @@ _WRITES = {"autotune_writes": True}
 _MIGRATION_LOCK = 0x6175746F74756E65
 """Key of the advisory lock that one migration at a time holds in PostgreSQL: "autotune" in ASCII."""
 _MIGRATIONS = Path(__file__).resolve().parent / "migrations"
-_NETWORK_FILESYSTEMS = ("nfs", "nfs4", "cifs", "smb3", "lustre", "fuse.sshfs", "9p.nfs")
+_NETWORK_FILESYSTEMS = frozenset(
+    {"nfs", "nfs4", "cifs", "smb3", "smbfs", "lustre", "gpfs", "beegfs", "ceph", "afs", "wekafs", "panfs", "9p.nfs"}
+    | {"ocfs2", "gfs2", "orangefs", "glusterfs"}
+    | {f"fuse.{name}" for name in ("sshfs", "glusterfs", "ceph-fuse", "juicefs", "s3fs", "gcsfuse", "beegfs", "rclone")}
+)
 
 
 class Store:
@@ -52,20 +72,26 @@ class Store:
         self._writing = engine.execution_options(**_WRITES)
 
     @classmethod
-    def open(cls, url: str) -> Store:
+    def open(cls, url: str, *, check: bool = False) -> Store:
         """Opens a database, making it and its tables where they are missing.
+
+        A SQLite database whose tables are of an earlier autotune is copied to `….bak-REVISION` before they change.
 
         Args:
             url: `sqlite:///path` or `postgresql+psycopg://user@host/database`.
+            check: look for damage first (SQLite), as whoever is going to write for hours should.
 
         Raises:
-            BadInput: not a URL, not writable, no database, on a network disk (SQLite), or of a later autotune.
+            BadInput: not a URL, not writable, no database, damaged, on a network disk (SQLite), or of a later autotune.
         """
         parsed = usable_url(url)
         shown = parsed.render_as_string(hide_password=True)
+        file = Path(parsed.database or "") if parsed.get_backend_name() == "sqlite" else None
         try:
+            if check and file is not None and file.exists():
+                _check_whole(file, shown)
             engine = _engine(parsed)
-            _migrate(engine, shown)
+            _migrate(engine, shown, file)
             if parsed.get_backend_name() == "sqlite":
                 _write_ahead(engine)
         except NoSuchModuleError as error:
@@ -77,10 +103,14 @@ class Store:
                 f"--storage {shown}: the driver {error.name} is not installed; pip install 'verl-autotune[postgres]'"
             ) from error
         except (DatabaseError, sqlite3.DatabaseError) as error:
+            known = trouble(error, where=shown, file=str(file), busy=BUSY_SECONDS) if file is not None else None
+            if known is not None:
+                raise BadInput(f"--storage: {known}") from error
             reason = str(getattr(error, "orig", error)).strip().splitlines()[0]
             raise BadInput(
                 f"--storage {shown} cannot be opened: {reason}; name another database with --storage"
             ) from error
+        tell_troubles(engine, where=shown, file=str(file), busy=BUSY_SECONDS)
         return cls(parsed.render_as_string(hide_password=False), shown, engine)
 
     @staticmethod
@@ -107,7 +137,9 @@ class Store:
         if self._url.startswith("sqlite"):
             arguments["connect_args"] = {"timeout": BUSY_SECONDS}
         try:
-            return optuna.storages.RDBStorage(self._url, engine_kwargs=arguments)
+            storage = optuna.storages.RDBStorage(self._url, engine_kwargs=arguments)
+            tell_troubles(storage.engine, where=self.url, file=str(storage.engine.url.database), busy=BUSY_SECONDS)
+            return storage
         except RuntimeError as error:
             raise BadInput(f"--storage {self.url}: {error} Or name another database with --storage") from error
 
@@ -381,7 +413,17 @@ class Store:
             row = _trial_row(session, study_id, number)
             steps = session.scalars(select(StepRow).where(StepRow.trial_id == row.id).order_by(StepRow.step))
             return [
-                StepRecord(s.step, s.seconds, s.tokens, dict(s.phases), s.mfu, s.memory_gb, s.settling, dict(s.metrics))
+                StepRecord(
+                    s.step,
+                    s.seconds,
+                    s.tokens,
+                    dict(s.phases),
+                    s.mfu,
+                    s.memory_gb,
+                    s.settling,
+                    dict(s.metrics),
+                    s.invalid,
+                )
                 for s in steps
             ]
 
@@ -395,8 +437,10 @@ class Store:
     @staticmethod
     def _records(session: Session, study_id: int, number: int | None = None) -> list[TrialRecord]:
         settling = func.coalesce(func.sum(case((StepRow.settling, 1), else_=0)), 0)
+        disturbed = and_(StepRow.invalid.is_not(None), StepRow.settling.is_(False))
+        invalid = func.coalesce(func.sum(case((disturbed, 1), else_=0)), 0)
         query = (
-            select(TrialRow, settling, func.count(StepRow.id))
+            select(TrialRow, settling, invalid, func.count(StepRow.id))
             .outerjoin(StepRow, StepRow.trial_id == TrialRow.id)
             .where(TrialRow.study_id == study_id)
             .group_by(TrialRow.id)
@@ -404,7 +448,7 @@ class Store:
         )
         if number is not None:
             query = query.where(TrialRow.number == number)
-        return [_trial_record(row, int(settled), int(steps)) for row, settled, steps in session.execute(query)]
+        return [_trial_record(row, *map(int, steps)) for row, *steps in session.execute(query)]
 
 
 def _without_login(url: str) -> str:
@@ -433,16 +477,45 @@ def _engine(url: URL) -> Engine:
     return engine
 
 
-def _migrate(engine: Engine, shown: str) -> None:
+def _check_whole(file: Path, shown: str) -> None:
+    broken = damage(file, busy=BUSY_SECONDS) if file.stat().st_size else None
+    if broken is not None:
+        raise BadInput(
+            f"--storage {shown} is damaged ({broken}); nothing was changed. Save a copy of it, then put a backup in its "
+            f"place ({file.name}.bak-… beside it, if there is one), save what is left (sqlite3 {file} .recover | sqlite3 "
+            "recovered.db), or name another database with --storage"
+        )
+    if file.stat().st_size > CHECKED_BYTES:
+        _LOG.warning("%s is larger than %d MiB and was not checked for damage", file, CHECKED_BYTES >> 20)
+
+
+def _back_up(file: Path, revision: str, shown: str) -> None:
+    try:
+        copy = back_up(file, revision, busy=BUSY_SECONDS)
+    except OSError as error:
+        raise BadInput(
+            f"--storage {shown} needs newer tables, and no copy of it could be made before they change: {error.strerror}; "
+            "free some space beside it, or name another database"
+        ) from error
+    _LOG.warning("the tables of %s are brought up to date; a copy of it as it was is in %s", file, copy)
+
+
+def _migrate(engine: Engine, shown: str, file: Path | None) -> None:
     """Brings the tables up to date in one transaction that only one process at a time can be in.
 
     A database that is up to date is only read, so that opening one does not wait for its writer.
+
+    Args:
+        file: of a SQLite database, which is copied first; None: another kind, which has backups of its own.
     """
     config = Config()
     config.set_main_option("script_location", str(_MIGRATIONS).replace("%", "%%"))
     with engine.connect() as connection:
         if _is_current(config, connection, shown):
             return
+        stored = _revision(connection)
+    if file is not None and stored is not None:
+        _back_up(file, stored, shown)
     with engine.execution_options(**_WRITES).begin() as connection:
         if connection.dialect.name == "postgresql":
             connection.execute(select(func.pg_advisory_xact_lock(_MIGRATION_LOCK)))
@@ -503,6 +576,13 @@ def _check_file(database: str | None, shown: str) -> None:
         raise BadInput(f"--storage {shown}: {path} is a folder")
     if not os.access(path if os.path.exists(path) else folder, os.W_OK) or not os.access(folder, os.W_OK):
         raise BadInput(f"--storage {shown}: {path} cannot be written; name another database with --storage")
+    for beside in (folder / f"{path.resolve().name}{ending}" for ending in ("-wal", "-shm")):
+        if os.path.exists(beside) and not os.access(beside, os.W_OK):
+            raise BadInput(
+                f"--storage {shown}: {beside} cannot be written; it belongs to the database and was left by another user "
+                "(root, perhaps). Have its owner open the database once, or give yourself write permission to it; "
+                "never delete it: it holds what was stored last"
+            )
     kind = filesystem_of(folder, _mounts())
     if kind in _NETWORK_FILESYSTEMS:
         raise BadInput(
@@ -533,7 +613,7 @@ def filesystem_of(folder: Path, mounts: str) -> str:
     for line in mounts.splitlines():
         parts = line.split()
         if len(parts) > 2:
-            place = parts[1].replace("\\040", " ")
+            place = re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), parts[1])
             if (folder == Path(place) or Path(place) in folder.parents) and len(place) >= len(best[0]):
                 best = (place, parts[2])
     return best[1]
@@ -541,9 +621,7 @@ def filesystem_of(folder: Path, mounts: str) -> str:
 
 def _is_current(config: Config, connection: Connection, shown: str) -> bool:
     """Whether the database has the tables of this autotune; those of a later one are refused."""
-    if not inspect(connection).has_table(VERSION_TABLE):
-        return False
-    stored = connection.execute(text(f"SELECT version_num FROM {VERSION_TABLE}")).scalar()
+    stored = _revision(connection)
     known = [script.revision for script in ScriptDirectory.from_config(config).walk_revisions()]
     if stored is not None and stored not in known:
         raise BadInput(
@@ -551,6 +629,14 @@ def _is_current(config: Config, connection: Connection, shown: str) -> bool:
             "upgrade autotune, or name another database"
         )
     return stored == known[0]
+
+
+def _revision(connection: Connection) -> str | None:
+    """The revision of our tables; None where there are none."""
+    if not inspect(connection).has_table(VERSION_TABLE):
+        return None
+    found = connection.execute(text(f"SELECT version_num FROM {VERSION_TABLE}")).scalar()
+    return None if found is None else str(found)
 
 
 def _trial_row(session: Session, study_id: int, number: int, *, locked: bool = False) -> TrialRow:
@@ -584,6 +670,7 @@ def _step_row(trial_id: int, step: StepRecord) -> StepRow:
         memory_gb=_finite(step.memory_gb),
         phases=_json(step.phases),
         metrics=_json(step.metrics),
+        invalid=None if step.invalid is None else _text(step.invalid),
     )
 
 
@@ -613,7 +700,7 @@ def _study_record(row: StudyRow, trials: int, now: datetime) -> StudyRecord:
     )
 
 
-def _trial_record(row: TrialRow, settling: int, steps: int) -> TrialRecord:
+def _trial_record(row: TrialRow, settling: int, invalid: int, steps: int) -> TrialRecord:
     return TrialRecord(
         number=row.number,
         optuna_number=row.optuna_number,
@@ -642,7 +729,8 @@ def _trial_record(row: TrialRow, settling: int, steps: int) -> TrialRecord:
         failure=row.failure,
         run_dir=row.run_dir,
         settling_steps=settling,
-        counted_steps=steps - settling,
+        counted_steps=steps - settling - invalid,
+        invalid_steps=invalid,
     )
 
 

@@ -116,3 +116,4 @@ class StepRow(Base):
     memory_gb: Mapped[float | None] = mapped_column(Float)
     phases: Mapped[dict[str, Any]] = mapped_column(JSON)
     metrics: Mapped[dict[str, Any]] = mapped_column(JSON)
+    invalid: Mapped[str | None] = mapped_column(Text)

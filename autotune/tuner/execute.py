@@ -22,10 +22,12 @@ from autotune.redaction import redact
 from autotune.store.json_shapes import show_json
 from autotune.store.records import StudyRecord, WrongTransition
 from autotune.store.store import Store, usable_url
+from autotune.tuner.gpus import Patience, hold_gpus, leased_environment
 from autotune.tuner.launched import stored_launches
 from autotune.tuner.lease import Heartbeat, new_lease
 from autotune.tuner.listener import Listener
 from autotune.tuner.outcome import replace_file, write_outputs
+from autotune.tuner.persist import UNSAVED, import_unsaved
 from autotune.tuner.prepare import Prepared
 from autotune.tuner.proposals import Proposer, make_sampler
 from autotune.tuner.request import RunRequest
@@ -80,15 +82,31 @@ class StudyJob:
             resumed: the study to go on with; None: a new one.
 
         Raises:
-            BadInput: the store or the output folder cannot be written, a study of that name exists, or the one to go on with
-                is no longer the same.
+            BadInput: the store or the output folder cannot be written, a study of that name exists, a GPU is busy, or the
+                study to go on with is no longer the same.
             LeaseTaken: another tuner took the study up a moment ago.
         """
         self._prepared = prepared
         self._listener = listener
         request = prepared.request
         check_places(request)
-        self._store = Store.open(request.storage)
+        self._gpus = hold_gpus(prepared.gpus, request.study, Patience(listener.said) if request.wait else None)
+        try:
+            self._set_up(prepared, composer, listener, runner, resumed)
+        except BaseException:
+            self._gpus.release()
+            raise
+
+    def _set_up(
+        self,
+        prepared: Prepared,
+        composer: Composer,
+        listener: Listener,
+        runner: Runner | None,
+        resumed: StudyRecord | None,
+    ) -> None:
+        request = prepared.request
+        self._store = Store.open(request.storage, check=True)
         request.out.mkdir(parents=True, exist_ok=True)
         payload_dir = (request.out / "inside").resolve()
         stack = prepared.stack
@@ -102,12 +120,13 @@ class StudyJob:
                 python=prepared.python,
                 entrypoint=prepared.launch.module,
                 arguments=prepared.arguments,
-                env=prepared.env,
+                env=leased_environment(prepared.env, prepared.gpus),
                 cwd=prepared.launch.cwd,
                 config=prepared.config,
                 world_size=prepared.job.world_size,
                 gpus=prepared.gpus,
                 payload=payload,
+                hold=self._gpus.fds,
                 simulated=request.simulated,
             ),
             limits=request.limits,
@@ -119,6 +138,8 @@ class StudyJob:
             check_unchanged(resumed, prepared)
             self._study_id = resumed.id
             self._store.take_study(resumed.id, self._lease, instead_of=resumed.lease)
+            for number in import_unsaved(self._store, resumed.id, request.study, request.out):
+                listener.said(f"t{number:03d} was taken in from {request.out / UNSAVED}")
             self._store.abandon(resumed.id, TUNER_GONE)
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         logging.getLogger("alembic").setLevel(logging.WARNING)
@@ -190,6 +211,7 @@ class StudyJob:
                 ) from error
             finally:
                 self._runner.close()
+                self._gpus.release()
             return self._conclude(verdict)
 
     def _conclude(self, verdict: Mapping[str, Any]) -> Outputs:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import socket
@@ -9,11 +10,10 @@ import threading
 import uuid
 from collections.abc import Callable
 
-from sqlalchemy.exc import OperationalError
-
 from autotune.measure.processes import ProcessId, here, process_id
 from autotune.store.records import Lease, StudyRecord
 from autotune.store.store import Store
+from autotune.store.trouble import StoreTrouble
 
 RENEW_SECONDS = 15.0
 EXPIRES_SECONDS = 120.0
@@ -21,11 +21,17 @@ EXPIRES_SECONDS = 120.0
 _LOG = logging.getLogger(__name__)
 
 
+_LIVE: set[str] = set()
+"""Tokens that this process holds: it may end a study and live on, without having been able to give the lease back."""
+
+
 def new_lease() -> Lease:
     """A lease for this process."""
     own = process_id(os.getpid())
     assert own is not None
-    return Lease(uuid.uuid4().hex, socket.gethostname(), "/".join(here()), own.pid, own.start)
+    token = uuid.uuid4().hex
+    _LIVE.add(token)
+    return Lease(token, socket.gethostname(), "/".join(here()), own.pid, own.start)
 
 
 def held(study: StudyRecord) -> bool:
@@ -34,6 +40,8 @@ def held(study: StudyRecord) -> bool:
     if lease is None:
         return False
     if (lease.host, lease.boot) == (socket.gethostname(), "/".join(here())):
+        if lease.pid == os.getpid() and lease.token not in _LIVE:
+            return False
         return ProcessId(lease.pid, lease.start).alive()
     return study.lease_age is not None and study.lease_age < EXPIRES_SECONDS
 
@@ -65,14 +73,17 @@ class Heartbeat:
     def __exit__(self, *_: object) -> None:
         self._done.set()
         self._thread.join()
-        self._store.release(self._study_id, self._lease)
+        _LIVE.discard(self._lease.token)
+        # What cannot be given back is dead with this process, and must not hide why the study ended.
+        with contextlib.suppress(StoreTrouble):
+            self._store.release(self._study_id, self._lease)
 
     def _beat(self) -> None:
         while not self._done.wait(RENEW_SECONDS):
             try:
                 mine = self._store.renew(self._study_id, self._lease)
-            except OperationalError as error:
-                _LOG.warning("the lease of the study could not be renewed: %s", error.orig)
+            except StoreTrouble as trouble:
+                _LOG.warning("the lease of the study could not be renewed: %s", trouble)
                 continue  # the next beat may succeed; whoever takes the study meanwhile is noticed then
             if not mine:
                 self._lost()

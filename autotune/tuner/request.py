@@ -60,6 +60,8 @@ class RunRequest:
     """What it exported."""
     plan: StepPlan = field(default_factory=StepPlan)
     limits: Limits = field(default_factory=Limits)
+    wait: bool = False
+    """Wait for GPUs that are busy instead of refusing."""
     simulated: bool = False
     """True where the interpreter runs a double of verl; every figure is then labelled."""
 

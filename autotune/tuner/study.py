@@ -15,6 +15,7 @@ from autotune.search.verdict import Judgement, LaunchSample, judge
 from autotune.store.store import Store
 from autotune.tuner.launched import CAUSE_UNKNOWN, Launched, may_repeat
 from autotune.tuner.listener import Listener
+from autotune.tuner.persist import Persistence, disk_failure
 from autotune.tuner.prepare import Prepared
 from autotune.tuner.proposals import Proposal, Proposer
 from autotune.tuner.request import Objective
@@ -73,6 +74,9 @@ class StudyRun:
         self._now = now
         self._listener = listener or Listener()
         self._stop = threading.Event()
+        self._persist = Persistence(
+            store, study_id, self._request.study, self._request.out, self._listener.said, stopped=self._stop.is_set
+        )
         self._begin = now()
         self._launched: list[Launched] = list(history)
         self._launch_seconds = [run.wall_seconds for run in history if math.isfinite(run.wall_seconds)]
@@ -200,46 +204,56 @@ class StudyRun:
         self, point: Point, kind: TrialKind, origin: str, proposal: Proposal | None, *, again: bool
     ) -> Launched:
         overrides = self._prepared.overrides(point, self._hook_file)
-        number = self._store.add_trial(
-            self._study_id,
-            kind=kind,
-            point=point,
-            overrides=overrides,
-            origin=origin,
-            optuna_number=proposal.trial.number if proposal else None,
-            simulated=self._request.simulated,
+        number = self._persist.insist(
+            "the next launch",
+            lambda: self._store.add_trial(
+                self._study_id,
+                kind=kind,
+                point=point,
+                overrides=overrides,
+                origin=origin,
+                optuna_number=proposal.trial.number if proposal else None,
+                simulated=self._request.simulated,
+            ),
         )
         run_dir = self._runs / f"t{number:03d}"
-        self._store.start_trial(self._study_id, number, run_dir=str(run_dir.resolve()))
+        self._persist.insist(
+            "the next launch",
+            lambda: self._store.start_trial(self._study_id, number, run_dir=str(run_dir.resolve())),
+        )
         self._listener.trial_started(number, kind, point, origin)
         begin = self._now()
 
         def watch(event: Event) -> None:
             if isinstance(event, StepSeen):
-                self._store.add_step(self._study_id, number, event.step)
+                self._persist.add_step(number, event.step)
             self._listener.trial_event(number, event)
 
-        outcome = self._runner.measure(Order(f"t{number:03d}", point, overrides, run_dir, self._request.plan), watch)
+        outcome = self._measure(Order(f"t{number:03d}", point, overrides, run_dir, self._request.plan), watch)
         seconds = self._now() - begin
         self._launch_seconds.append(seconds)
         state, outcome = self._classify(point, outcome, again=again)
-        record = self._store.finish_trial(
-            self._study_id,
-            number,
-            state,
-            measurement=outcome if isinstance(outcome, Measurement) else None,
-            failure=outcome if isinstance(outcome, Failure) else None,
-            wall_seconds=seconds,
-        )
+        record = self._persist.finish_trial(number, state, outcome, wall_seconds=seconds)
         launched = Launched(number, proposal.trial.number if proposal else None, kind, point, outcome, state, seconds)
         self._launched.append(launched)
         self._listener.trial_finished(record)
         return launched
 
+    def _measure(self, order: Order, watch: Callable[[Event], None]) -> Measurement | Failure:
+        try:
+            return self._runner.measure(order, watch)
+        except OSError as error:
+            failure = disk_failure(error)
+            if failure is None:
+                raise
+            return failure
+
     def _classify(
         self, point: Point, outcome: Measurement | Failure, *, again: bool
     ) -> tuple[TrialState, Measurement | Failure]:
         if isinstance(outcome, Failure):
+            if outcome.failure_class is FailureClass.INTERFERENCE:
+                return TrialState.INVALID, outcome
             unexplained = outcome.failure_class in CAUSE_UNKNOWN and not again
             infrastructure = outcome.retryable or unexplained or outcome.failure_class is FailureClass.UNKNOWN
             return (TrialState.FAILED if infrastructure else TrialState.INFEASIBLE), outcome
@@ -258,6 +272,9 @@ class StudyRun:
     def _tell(self, proposal: Proposal | None, launched: Launched) -> None:
         if proposal is None:
             return
+        self._persist.insist("what was measured", lambda: self._tell_sampler(proposal, launched))
+
+    def _tell_sampler(self, proposal: Proposal, launched: Launched) -> None:
         if isinstance(launched.outcome, Measurement):
             self._proposer.measured(proposal, self._value(launched.outcome))
         elif launched.state is TrialState.INFEASIBLE:
@@ -379,8 +396,8 @@ class StudyRun:
         return self._verdict_json(judged, None)
 
     def _close(self, state: str, verdict: Mapping[str, Any]) -> Mapping[str, Any]:
-        self._store.set_verdict(self._study_id, verdict)
-        self._store.set_study_state(self._study_id, state)
+        self._persist.insist("the verdict", lambda: self._store.set_verdict(self._study_id, verdict))
+        self._persist.insist("the verdict", lambda: self._store.set_study_state(self._study_id, state))
         return verdict
 
 

@@ -8,5 +8,12 @@ down_revision = "0001"
 
 
 def upgrade() -> None:
-    op.add_column("autotune_study", sa.Column("lease", sa.JSON))
-    op.add_column("autotune_study", sa.Column("lease_at", sa.DateTime(timezone=True)))
+    with op.batch_alter_table("autotune_study") as table:
+        table.add_column(sa.Column("lease", sa.JSON))
+        table.add_column(sa.Column("lease_at", sa.DateTime(timezone=True)))
+
+
+def downgrade() -> None:
+    with op.batch_alter_table("autotune_study") as table:
+        table.drop_column("lease_at")
+        table.drop_column("lease")
