@@ -7,7 +7,7 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -59,7 +59,7 @@ class ColdJob:
         return [self.python, *entry, *self.arguments, *overrides, *short]
 
 
-class _ErrorWatch:
+class ErrorWatch:
     """Reads what was added to a growing log and remembers when an error was first seen without progress after it."""
 
     def __init__(self, log: Path) -> None:
@@ -108,7 +108,7 @@ class ColdRunner(Runner):
         begin = time.monotonic()
         job: JobProcess | None = None
         try:
-            env = self._environment(leftovers, metrics, echo_dir)
+            env = launch_environment(self._job, leftovers, metrics, echo_dir)
             command = self._job.command(
                 order.overrides, steps=1 + order.plan.at_most, run_dir=order.run_dir, ray_dir=leftovers.private
             )
@@ -167,25 +167,12 @@ class ColdRunner(Runner):
             False,
         )
 
-    def _environment(self, leftovers: Leftovers, metrics: Path, echo_dir: Path) -> dict[str, str]:
-        env = dict(self._job.env)
-        env.setdefault("TORCHINDUCTOR_CACHE_DIR", f"/tmp/torchinductor_{os.environ.get('USER') or os.getuid()}")
-        env.pop("RAY_ADDRESS", None)  # or ray.init joins the user's running cluster
-        env.update(
-            TMPDIR=str(leftovers.temporary),
-            VERL_FILE_LOGGER_PATH=str(metrics.resolve()),
-            HYDRA_FULL_ERROR="1",
-            PYTHONUNBUFFERED="1",
-            RAY_USAGE_STATS_ENABLED="0",
-        )
-        return self._job.payload.apply(env, echo_dir.resolve())
-
     def _follow(
         self, job: JobProcess, order: Order, metrics: Path, log: Path, begin: float, watch: Callable[[Event], None]
     ) -> tuple[list[StepRecord], _Ender | None, str | None]:
         """Until there are steps enough, verl ended, or it has to be ended: the steps, who ended it, and why."""
         tail = MetricsTail(metrics)
-        errors = _ErrorWatch(log)
+        errors = ErrorWatch(log)
         steps: list[StepRecord] = []
         progress = recorded = begin
         self._first_step_seconds = math.nan
@@ -224,19 +211,42 @@ class ColdRunner(Runner):
             time.sleep(POLL_SECONDS)
 
 
+def launch_environment(job: ColdJob, leftovers: Leftovers, metrics: Path, echo_dir: Path) -> dict[str, str]:
+    """The whole environment of one launch: the user's, private folders, the payload."""
+    env = dict(job.env)
+    env.setdefault("TORCHINDUCTOR_CACHE_DIR", f"/tmp/torchinductor_{os.environ.get('USER') or os.getuid()}")
+    env.pop("RAY_ADDRESS", None)  # or ray.init joins the user's running cluster
+    env.update(
+        TMPDIR=str(leftovers.temporary),
+        VERL_FILE_LOGGER_PATH=str(metrics.resolve()),
+        HYDRA_FULL_ERROR="1",
+        PYTHONUNBUFFERED="1",
+        RAY_USAGE_STATS_ENABLED="0",
+    )
+    return job.payload.apply(env, echo_dir.resolve())
+
+
 def read_echo(folder: Path) -> dict[str, KnobValue]:
     """The values in effect that the processes of a launch reported, by knob key (files of `autotune.inside.echo`).
 
     Where processes disagree about a value, it is reported as the sorted list of what was seen, as text, so that it
     equals no wanted value.
     """
-    seen: dict[str, list[KnobValue]] = {}
+    reports = []
     for path in sorted(folder.glob("*.json")):
         try:
             report = json.loads(path.read_text(encoding="utf-8"))
         except json.JSONDecodeError:
             continue  # its process was killed while it wrote
-        for key, value in report.get("values", {}).items():
+        reports.append(report.get("values", {}))
+    return merged_echo(reports)
+
+
+def merged_echo(reports: Iterable[Mapping[str, KnobValue]]) -> dict[str, KnobValue]:
+    """One report of many; what they disagree about becomes a text that equals no wanted value."""
+    seen: dict[str, list[KnobValue]] = {}
+    for values in reports:
+        for key, value in values.items():
             if value not in seen.setdefault(key, []):
                 seen[key].append(value)
     return {
