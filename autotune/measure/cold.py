@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Literal
 
 from autotune.measure.gpu import GpuSampler
+from autotune.measure.job_record import JobRecord
 from autotune.measure.leftovers import Leftovers
 from autotune.measure.payload import Payload
-from autotune.measure.process import JobProcess
+from autotune.measure.process import JobProcess, NotStarted, SupervisorLost
 from autotune.measure.runner import Event, Limits, Order, Outcome, Runner, StageSeen, StepSeen
 from autotune.measure.watchdog import ERROR_LINE, overdue
 from autotune.measure.window import enough, settled
@@ -28,7 +29,6 @@ from autotune.verl.short_run import short_run_overrides
 POLL_SECONDS = 0.25
 _Ender = Literal["plan", "watchdog", "user"]
 """Who ended a launch that did not end by itself: its plan was fulfilled, it hung, or the user asked."""
-_RECORD_EVERY = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,17 +103,22 @@ class ColdRunner(Runner):
         echo_dir.mkdir(exist_ok=True)
         metrics = order.run_dir / "metrics.jsonl"
         log = order.run_dir / "console.log"
-        leftovers = Leftovers()
+        record = JobRecord.new()
+        record.write()
+        leftovers = record.leftovers
         sampler = GpuSampler(self._job.gpus)
         begin = time.monotonic()
         job: JobProcess | None = None
         try:
+            leftovers.make()
             env = launch_environment(self._job, leftovers, metrics, echo_dir)
             command = self._job.command(
                 order.overrides, steps=1 + order.plan.at_most, run_dir=order.run_dir, ray_dir=leftovers.private
             )
             (order.run_dir / "command.json").write_text(json.dumps({"argv": command, "cwd": self._job.cwd}, indent=1))
-            job = JobProcess(command, env=env, cwd=self._job.cwd, log=log)
+            job = JobProcess(
+                command, env=env, cwd=self._job.cwd, log=log, record=record, patience=self._limits.terminate
+            )
             watch(StageSeen("starting"))
             steps, ended_by, reason = self._follow(job, order, metrics, log, begin, watch)
             last_step_at = time.monotonic()
@@ -121,11 +126,23 @@ class ColdRunner(Runner):
             natural = ended_by is None and job.exit_code is None and job.await_end(self._limits.exit)
             job.stop(patience=self._limits.terminate)
             exit_code = job.exit_code
+        except SupervisorLost as lost:
+            return Failure(
+                FailureClass.INTERRUPTED,
+                Phase.UNKNOWN,
+                "Nothing is left of the launch; the Point is measured again.",
+                str(lost),
+                True,
+            )
+        except NotStarted as problem:
+            return Failure(
+                FailureClass.UNKNOWN, Phase.UNKNOWN, "Check the interpreter and the folder.", str(problem), False
+            )
         finally:
             if job is not None:
                 job.stop(patience=self._limits.terminate)
             sampler.close()
-            leftovers.remove()
+            record.clean()
         marked = settled(steps)
         counted = [step for step in marked if not step.settling and step.tokens is not None]
         interrupted = ended_by == "user"
@@ -174,7 +191,7 @@ class ColdRunner(Runner):
         tail = MetricsTail(metrics)
         errors = ErrorWatch(log)
         steps: list[StepRecord] = []
-        progress = recorded = begin
+        progress = begin
         self._first_step_seconds = math.nan
         while True:
             ended = job.exit_code is not None  # asked before reading, so that the last lines are not missed
@@ -196,9 +213,6 @@ class ColdRunner(Runner):
                 return steps, "user", None
             errors.look()
             now = time.monotonic()
-            if now - recorded > _RECORD_EVERY:
-                job.record()
-                recorded = now
             reason = overdue(
                 self._limits,
                 since_start=now - begin,
