@@ -99,6 +99,9 @@ def _live_class(base: Any) -> Any:
     class LiveScheduler(base):  # type: ignore[misc]  # vLLM is not there where types are checked
         """`base` with `autotune_live`."""
 
+        max_num_running_reqs: int
+        max_num_scheduled_tokens: int
+
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)
             self._at_ceiling = (self.max_num_running_reqs, self.max_num_scheduled_tokens)

@@ -21,8 +21,9 @@ def _add_trainer(module: Any) -> None:
 
 
 def _add_loop(module: Any) -> None:
-    from autotune.inside.replay_loop import NAME, ReplayLoop
     from verl.experimental.agent_loop.agent_loop import register
+
+    from autotune.inside.replay_loop import NAME, ReplayLoop
 
     register(NAME)(ReplayLoop)
 

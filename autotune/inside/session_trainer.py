@@ -17,13 +17,13 @@ from typing import Any
 
 import ray
 import transfer_queue as tq
+import verl
 from omegaconf import OmegaConf, open_dict
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.trainer_base import register_trainer
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils import tensordict_utils as tu
 
-import verl
 from autotune.inside import wire, worker_reports
 from autotune.inside.replay_loop import LENGTHS, NAME
 from autotune.inside.session import MODE
@@ -72,6 +72,8 @@ class _OrderingLogger:
 @register_trainer(MODE)
 class SessionTrainer(PPOTrainerSync):  # type: ignore[misc]  # verl is not there where types are checked
     """Steps on demand."""
+
+    logger: Any
 
     def __init__(self, config: Any) -> None:
         with open_dict(config):
