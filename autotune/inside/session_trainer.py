@@ -4,8 +4,8 @@ Facts are those of verl 0.9.1. Batching is read per call from the batch's `extra
 so that each phase gets its own; generation limits go to a scheduler of ours (`autotune.inside.scheduler`).
 
 A *whole* step generates: the same prompts every time, with the lengths that the first step of the session had. A *frozen*
-step trains on the trajectories of that first step and generates nothing; the rewards are those of then. They stay in this
-process' memory: nothing is unpickled from a folder, and nothing of them outlives the session. The learning rate is 0
+step trains on the trajectories of that first step and generates nothing; the rewards are those of then. A *generation* step
+generates as a whole one and trains nothing. The trajectories stay in this process' memory: nothing is unpickled from a folder, and nothing of them outlives the session. The learning rate is 0
 (the launch sets it), so that all steps start from the same weights, which are thrown away.
 """
 
@@ -23,12 +23,13 @@ from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.trainer_base import register_trainer
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils import tensordict_utils as tu
+from verl.utils.debug import marked_timer
 
 from autotune.inside import wire, worker_reports
 from autotune.inside.replay_loop import LENGTHS, NAME
 from autotune.inside.session import MODE
 
-WHOLE, FROZEN = "whole", "frozen"
+WHOLE, FROZEN, GENERATION = "whole", "frozen", "generation"
 BATCHING = ("use_dynamic_bsz", "max_token_len_per_gpu", "micro_batch_size_per_gpu")
 """What a phase may be given; verl takes what is absent from its engine's configuration."""
 SINGLE_TURN = "single_turn_agent"
@@ -209,6 +210,19 @@ class SessionTrainer(PPOTrainerSync):  # type: ignore[misc]  # verl is not there
                 self.on_sample_end()
             return self._left_over()
 
+    def _step_once(self, metrics: dict[str, Any], timing_raw: dict[str, float], sample_batch_size: int) -> Any:
+        if self._order["work"] != GENERATION:
+            return super()._step_once(metrics, timing_raw, sample_batch_size)
+        with marked_timer("gen", timing_raw):  # as trainer_base.py:562-573
+            self.on_sample_begin()
+            batch, sampled = self.replay_buffer.sample(
+                global_steps=self.global_steps, partition_id="train", batch_size=sample_batch_size
+            )
+            metrics.update(sampled)
+            self.on_sample_end()
+        self._check_all_there(batch)
+        return batch
+
     def on_sample_end(self) -> None:
         super().on_sample_end()
         self._phase = "balance"
@@ -218,11 +232,17 @@ class SessionTrainer(PPOTrainerSync):  # type: ignore[misc]  # verl is not there
         items = (tq.kv_list("train") or {}).get("train", {})
         return KVBatchMeta(partition_id="train", keys=list(items), tags=list(items.values()))
 
-    def _compute_metrics(self, batch: Any, metrics: dict[str, Any], *args: Any, **kwargs: Any) -> None:
-        if self._error is None:
-            super()._compute_metrics(batch, metrics, *args, **kwargs)
-        else:
+    def _compute_metrics(
+        self, batch: Any, metrics: dict[str, Any], timing_raw: dict[str, float], *args: Any, **kwargs: Any
+    ) -> None:
+        if self._error is not None:
             metrics.clear()
+        elif self._order["work"] == GENERATION:  # verl's own wants advantages and returns
+            metrics.update({f"timing_s/{name}": seconds for name, seconds in timing_raw.items()})
+            metrics["perf/time_per_step"] = timing_raw["step"]
+            metrics["perf/total_num_tokens"] = sum(tag["seq_len"] for tag in batch.tags)
+        else:
+            super()._compute_metrics(batch, metrics, timing_raw, *args, **kwargs)
 
     def _add_batch_to_generate(self) -> None:
         fetched = self._next_train_batch()  # also where it is not used: fetching is part of a step
@@ -249,10 +269,7 @@ class SessionTrainer(PPOTrainerSync):  # type: ignore[misc]  # verl is not there
 
     def _balance_batch(self, batch: Any, metrics: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
         """Between generation with rewards and everything else: checks that all is there, and keeps the first batch."""
-        wanted = len(self._held.prompts) * self.config.actor_rollout_ref.rollout.n
-        if len(batch.keys) < wanted:
-            # verl goes on with synthetic rows in their place (padding_utils.py:42), which look fast.
-            raise PointFailed(f"{wanted - len(batch.keys)} of {wanted} responses failed in generation")
+        self._check_all_there(batch)
         if self._order["work"] == FROZEN:
             self._digest = _digest(batch)
             if self._digest != self._held.digest:
@@ -262,6 +279,12 @@ class SessionTrainer(PPOTrainerSync):  # type: ignore[misc]  # verl is not there
             if self._held.fields is None:
                 self._hold(batch)
         return super()._balance_batch(batch, metrics, *args, **kwargs)
+
+    def _check_all_there(self, batch: Any) -> None:
+        """verl goes on with synthetic rows in the place of responses that failed (padding_utils.py:42), which look fast."""
+        wanted = len(self._held.prompts) * self.config.actor_rollout_ref.rollout.n
+        if len(batch.keys) < wanted:
+            raise PointFailed(f"{wanted - len(batch.keys)} of {wanted} responses failed in generation")
 
     # -- the first batch -------------------------------------------------------------------------------------------------
 

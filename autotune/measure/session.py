@@ -22,9 +22,12 @@ from autotune.verl.failures import diagnose, diagnose_file
 from autotune.verl.live import EngineSeat
 from autotune.verl.metrics import finite_numbers, step_record
 
-Work: TypeAlias = Literal["whole", "frozen"]
+Work: TypeAlias = Literal["whole", "frozen", "generation"]
 WHOLE: Work = "whole"
 FROZEN: Work = "frozen"
+"""Training alone, on the trajectories of the session's first step."""
+GENERATION: Work = "generation"
+"""Generation alone."""
 PLENTY = 1_000_000
 """Training steps that the launch is given; it ends when it is told to."""
 _POLL = 0.25

@@ -23,7 +23,13 @@ REPLAY_LOOP = "autotune_replay"
 ENGINE_LIMITS = (keys.MAX_NUM_SEQS, keys.MAX_BATCHED_TOKENS)
 """Engine limits that a session can lower; it starts with the largest that will be wanted."""
 GENERATION_KEYS = frozenset({*ENGINE_LIMITS, keys.GPU_MEMORY, keys.FAST_POLL})
-"""Live knobs that move generation and nothing else; all other live knobs move the trainer's phases and nothing else."""
+"""Live knobs that move generation and nothing else."""
+TRAINING_KEYS = frozenset(
+    {keys.DYNAMIC, keys.ACTOR_MICRO_BATCH, keys.ACTOR_TOKENS, keys.CRITIC_TOKENS}
+    | {keys.LOG_PROB_DYNAMIC, keys.LOG_PROB_MICRO_BATCH, keys.LOG_PROB_TOKENS}
+    | {keys.REF_DYNAMIC, keys.REF_MICRO_BATCH, keys.REF_TOKENS}
+)
+"""Live knobs that move the trainer's phases and nothing else."""
 FAST_POLL_SECONDS = 0.05
 """As in `autotune.inside.hooks`."""
 _SCHEDULER_KEY = f"{keys.ROLLOUT}.engine_kwargs.vllm.scheduler_cls"
@@ -90,7 +96,7 @@ def is_live(
         knob = known.get(key)
         if knob is None:
             return False
-        if knob.cost is Cost.LIVE:
+        if knob.cost is Cost.LIVE and key in GENERATION_KEYS | TRAINING_KEYS:
             continue
         smaller = isinstance(value, (int, float)) and utilisation is not None and value <= utilisation
         if not (knob.live_below and smaller):
