@@ -85,8 +85,15 @@ class Bench:
         self.spent: dict[str, list[float]] = {}
         """Seconds of every step that was ordered, by kind of work; `first`: the first one of the session."""
 
-    def baseline(self, setting: Setting, plan: StepPlan, watch: Watch | None) -> Measurement | StepFailed:
-        """Measures the baseline whole, then its two probes anew. What was measured before is not composed with any more."""
+    def baseline(
+        self, setting: Setting, plan: StepPlan, watch: Watch | None
+    ) -> tuple[Measurement, Measurement] | StepFailed:
+        """Measures the baseline whole, then its training on frozen work. What was measured before is not composed with any
+        more.
+
+        Returns:
+            The baseline on whole steps; and put together as other Points are, so that what composing does to the figures shows.
+        """
         begin = time.monotonic()
         settings = self._settings(setting)
         assert not isinstance(settings, Failure)
@@ -105,7 +112,8 @@ class Bench:
             return training
         if self._gradient is None:
             self._gradient = training.steps[-1]
-        return measurement
+        steps = [self._compose(step, probe) for step in training.steps]
+        return measurement, self._measurement(setting, steps, probe, training, Source.COMPOSED, begin)
 
     def measure(self, setting: Setting, plan: StepPlan, watch: Watch) -> Measurement | StepFailed:
         """Measures a Point, making the probes that are not there yet."""
@@ -125,16 +133,14 @@ class Bench:
                 return probe
             self._generations[place] = probe
         generation = self._generations[place]
-        training = self._trainings.get(_part(setting.point, TRAINING_KEYS))
-        if training is None or setting.point in self._done:  # asked for again, it is measured again
-            training = self._training(setting, settings, plan, watch)
-            if isinstance(training, StepFailed):
-                return training
-            steps = tuple(self._compose(step, generation) for step in training.steps)
-        else:
-            steps = tuple(self._compose(step, generation) for step in training.steps)
-            for step in steps:
-                watch(StepSeen(step))
+        known = self._trainings.get(_part(setting.point, TRAINING_KEYS))
+        fresh = known is None or setting.point in self._done  # what is asked for again is measured again
+        training = self._training(setting, settings, plan, watch) if known is None or fresh else known
+        if isinstance(training, StepFailed):
+            return training
+        steps = tuple(self._compose(step, generation) for step in training.steps)
+        for step in () if fresh else steps:
+            watch(StepSeen(step))
         self._done.add(setting.point)
         return self._measurement(setting, steps, generation, training, Source.COMPOSED, begin)
 

@@ -32,6 +32,9 @@ class BaselineVisit:
     place: int
     """Points that this session had measured before."""
     measurement: Measurement
+    """On whole steps."""
+    composed: Measurement
+    """Put together from probes like every other Point: the difference is what composing does to the figures."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,9 +223,10 @@ class WarmRunner(Runner):
         found = bench.baseline(self._setting(self._baseline), plan, watch)
         if isinstance(found, StepFailed):
             return found.failure
-        self.baselines.append(BaselineVisit(bench.session.id, self._place, found))
+        whole, composed = found
+        self.baselines.append(BaselineVisit(bench.session.id, self._place, whole, composed))
         self._since_baseline = 0
-        return found
+        return whole
 
     def _unharmed(self) -> bool:
         """Whether the session still computes what it did before a Point failed in it. Where that was in generation, the
