@@ -254,10 +254,10 @@ class Session:
 
     def _diagnosed(self, exit_code: int | None) -> Failure:
         found = diagnose_file(self.log, exit_code=1 if exit_code in (None, 0) else exit_code, steps_seen=0)
-        if found is not None:
+        if found is not None and found.evidence:
             return found
         return Failure(
-            FailureClass.UNKNOWN,
+            FailureClass.UNKNOWN if found is None else found.failure_class,
             Phase.UNKNOWN,
             f"Look at the end of the log. Log: {self.log}",
             f"the session ended after {self._steps} steps with exit status {exit_code}",
