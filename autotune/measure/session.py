@@ -67,11 +67,12 @@ class Session:
         """
         Args:
             overrides: Hydra arguments behind the user's that make the command a session with its engine.
-            folder: where its log, metrics and echo go; made here.
+            folder: where its own folder is made, for log, metrics and echo. It is never one that was there: the end of an
+                older log would be taken for this session's.
         """
         self.id = secrets.token_hex(4)
-        self.folder = folder
-        self.log = folder / "console.log"
+        self.folder = folder / f"session-{self.id}"
+        self.log = self.folder / "console.log"
         self.lost = False
         self.startup_seconds = 0.0
         self.seats: tuple[EngineSeat | None, ...] = ()
@@ -97,7 +98,7 @@ class Session:
         Args:
             stopped: whether the user wants an end of it, asked all the time.
         """
-        self.folder.mkdir(parents=True, exist_ok=True)
+        self.folder.mkdir(parents=True)
         echo_dir = self.folder / "echo"
         echo_dir.mkdir(exist_ok=True)
         self._begin = time.monotonic()

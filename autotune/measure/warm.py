@@ -111,7 +111,6 @@ class WarmRunner(Runner):
         self._stop_soon = threading.Event()
         self._stop_now = threading.Event()
         self._bench: Bench | None = None
-        self._sessions = 0
         self._place = 0
         self._since_baseline = 0
         self._doubt: StepFailed | None = None
@@ -244,13 +243,8 @@ class WarmRunner(Runner):
         """Opens a session. Where the largest limits are too much for an engine, one with the user's own is tried; where that
         does not start either, there will be no session any more."""
         while self._bench is None and self.unsupported is None and not self._stopping():
-            self._sessions += 1
-            session = Session(
-                self._job,
-                session_overrides(self._job.config, self._ceilings),
-                folder=self._folder / f"session-{self._sessions:02d}",
-                limits=self._limits,
-            )
+            overrides = session_overrides(self._job.config, self._ceilings)
+            session = Session(self._job, overrides, folder=self._folder, limits=self._limits)
             failure = session.open(self._stop_now.is_set)
             if failure is None:
                 self._launches.append(session.startup_seconds)
