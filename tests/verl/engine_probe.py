@@ -1,0 +1,47 @@
+"""Run by test_real_live_engine.py in an environment with the payload: a real vLLM engine on the CPU under moving limits."""
+
+import json
+import sys
+
+from vllm import LLM, SamplingParams
+
+
+def main(model):
+    llm = LLM(
+        model=model,
+        dtype="float32",
+        enforce_eager=True,
+        max_model_len=1024,
+        max_num_seqs=16,
+        max_num_batched_tokens=2048,
+        kv_cache_memory_bytes=64 << 20,
+        enable_prefix_caching=True,
+        scheduler_cls="autotune.inside.scheduler.live_scheduler",
+    )
+    core = llm.llm_engine.engine_core
+    prompts = [{"prompt_token_ids": [5 + (7 * row + place) % 900 for place in range(40)]} for row in range(10)]
+    greedy = SamplingParams(temperature=0.0, max_tokens=260, ignore_eos=True)
+    found = {"start": core.call_utility("autotune_live", None), "runs": []}
+    for limits in ({}, {"max_num_seqs": 3}, {"max_num_batched_tokens": 32}, {"kv_blocks": 12}, {}):
+        core.call_utility("autotune_live", limits)
+        outputs = llm.generate(prompts, greedy, use_tqdm=False)
+        reset = llm.llm_engine.reset_prefix_cache()
+        after = core.call_utility("autotune_live", None)
+        found["runs"].append(
+            {
+                "limits": limits,
+                "tokens": [list(output.outputs[0].token_ids) for output in outputs],
+                "cached": [output.num_cached_tokens for output in outputs],
+                "reset": reset,
+                "after": after,
+            }
+        )
+    try:
+        core.call_utility("autotune_live", {"kv_blocks": found["start"]["longest"] - 1})
+    except Exception as error:
+        found["refused"] = str(error)
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
