@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 import os
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -59,15 +62,24 @@ class Recorder(Runner):
         pass
 
 
+@lru_cache(maxsize=1)
+def composed_config() -> Mapping[str, Any]:
+    """The configuration of the double's script; composing it takes a second, and it is always the same."""
+    with tempfile.TemporaryDirectory() as folder:
+        launch = read_launch(write_script(Path(folder)), env={})
+        with Composer(sys.executable, env=environment(), cwd=folder) as composer:
+            config = composer.compose(launch.hydra_flags, launch.arguments())
+    assert isinstance(config, Mapping)
+    return config
+
+
 class Stand:
     """A warm runner over the double, and orders for it."""
 
     def __init__(self, folder: Path, *, every: int = 10, ceilings: Mapping[str, int] | None = None, **faults: str):
         launch = read_launch(write_script(folder), env={})
         env = environment(**faults)
-        with Composer(sys.executable, env=env, cwd=str(folder)) as composer:
-            config = composer.compose(launch.hydra_flags, launch.arguments())
-        assert isinstance(config, Mapping)
+        config = composed_config()
         job = ColdJob(
             python=sys.executable,
             entrypoint=launch.entrypoint,

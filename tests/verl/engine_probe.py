@@ -38,7 +38,7 @@ def main(model):
         )
     try:
         core.call_utility("autotune_live", {"kv_blocks": found["start"]["longest"] - 1})
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001  # vLLM raises nothing narrower for a call that failed in the engine
         found["refused"] = str(error)
     print(json.dumps(found))
 
