@@ -228,6 +228,8 @@ class Measurement:
     """`full`: the user's own batch; anything else names the part of it that was measured."""
     engine: str = "cold"
     """`cold`: the engine was started with exactly these values; `live`: they were changed while it ran."""
+    session: str | None = None
+    """Id of the session that measured it; None: it had a launch of its own."""
     startup_seconds: float = math.nan
     """From the command to the end of the first step."""
     wall_seconds: float = math.nan

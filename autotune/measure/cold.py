@@ -8,7 +8,7 @@ import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -63,7 +63,7 @@ class ColdJob:
         return [self.python, *entry, *self.arguments, *overrides, *short]
 
 
-class _ErrorWatch:
+class ErrorWatch:
     """Reads what was added to a growing log and remembers when an error was first seen without progress after it."""
 
     def __init__(self, log: Path) -> None:
@@ -116,7 +116,7 @@ class ColdRunner(Runner):
         interference: InterferenceWatch | None = None
         try:
             leftovers.make()
-            env = self._environment(leftovers, metrics, echo_dir)
+            env = launch_environment(self._job, leftovers, metrics, echo_dir)
             command = self._job.command(
                 order.overrides, steps=order.plan.most_steps, run_dir=order.run_dir, ray_dir=leftovers.ray
             )
@@ -130,7 +130,7 @@ class ColdRunner(Runner):
                 hold=self._job.hold,
                 patience=self._limits.terminate,
             )
-            interference = self.watch_interference(job)
+            interference = watch_interference(self._job, job)
             watch(StageSeen("starting"))
             steps, ended_by, reason = self._follow(job, order, metrics, log, begin, watch, interference)
             last_step_at = time.monotonic()
@@ -201,26 +201,6 @@ class ColdRunner(Runner):
             False,
         )
 
-    def watch_interference(self, job: JobProcess) -> InterferenceWatch | None:
-        """What tells whether a step of this job was disturbed; None: nobody, since a double's seconds are computed."""
-        if self._job.simulated:
-            return None
-        uuids = [gpu.uuid for gpu in host_gpus() if gpu.index in self._job.gpus] if self._job.gpus else []
-        return InterferenceWatch(uuids, lambda: job.pids, on_cpu=not uuids)
-
-    def _environment(self, leftovers: Leftovers, metrics: Path, echo_dir: Path) -> dict[str, str]:
-        env = dict(self._job.env)
-        env.setdefault("TORCHINDUCTOR_CACHE_DIR", f"/tmp/torchinductor_{os.environ.get('USER') or os.getuid()}")
-        env.pop("RAY_ADDRESS", None)  # or ray.init joins the user's running cluster
-        env.update(
-            TMPDIR=str(leftovers.temporary),
-            VERL_FILE_LOGGER_PATH=str(metrics.resolve()),
-            HYDRA_FULL_ERROR="1",
-            PYTHONUNBUFFERED="1",
-            RAY_USAGE_STATS_ENABLED="0",
-        )
-        return self._job.payload.apply(env, echo_dir.resolve())
-
     def _follow(
         self,
         job: JobProcess,
@@ -233,7 +213,7 @@ class ColdRunner(Runner):
     ) -> tuple[list[StepRecord], _Ender | None, str | None]:
         """Until there are steps enough, verl ended, or it has to be ended: the steps, who ended it, and why."""
         tail = MetricsTail(metrics)
-        errors = _ErrorWatch(log)
+        errors = ErrorWatch(log)
         steps: list[StepRecord] = []
         progress = begin
         self._first_step_seconds = math.nan
@@ -273,6 +253,14 @@ class ColdRunner(Runner):
             time.sleep(POLL_SECONDS)
 
 
+def watch_interference(job: ColdJob, process: JobProcess) -> InterferenceWatch | None:
+    """What tells whether a step of this job was disturbed; None: nobody, since a double's seconds are computed."""
+    if job.simulated:
+        return None
+    uuids = [gpu.uuid for gpu in host_gpus() if gpu.index in job.gpus] if job.gpus else []
+    return InterferenceWatch(uuids, lambda: process.pids, on_cpu=not uuids)
+
+
 def disturbed(steps: Sequence[StepRecord]) -> Failure:
     """The failure of a launch of which too many steps were disturbed."""
     reasons = Counter(step.invalid for step in steps if step.invalid is not None)
@@ -286,19 +274,42 @@ def disturbed(steps: Sequence[StepRecord]) -> Failure:
     )
 
 
+def launch_environment(job: ColdJob, leftovers: Leftovers, metrics: Path, echo_dir: Path) -> dict[str, str]:
+    """The whole environment of one launch: the user's, private folders, the payload."""
+    env = dict(job.env)
+    env.setdefault("TORCHINDUCTOR_CACHE_DIR", f"/tmp/torchinductor_{os.environ.get('USER') or os.getuid()}")
+    env.pop("RAY_ADDRESS", None)  # or ray.init joins the user's running cluster
+    env.update(
+        TMPDIR=str(leftovers.temporary),
+        VERL_FILE_LOGGER_PATH=str(metrics.resolve()),
+        HYDRA_FULL_ERROR="1",
+        PYTHONUNBUFFERED="1",
+        RAY_USAGE_STATS_ENABLED="0",
+    )
+    return job.payload.apply(env, echo_dir.resolve())
+
+
 def read_echo(folder: Path) -> dict[str, KnobValue]:
     """The values in effect that the processes of a launch reported, by knob key (files of `autotune.inside.echo`).
 
     Where processes disagree about a value, it is reported as the sorted list of what was seen, as text, so that it
     equals no wanted value.
     """
-    seen: dict[str, list[KnobValue]] = {}
+    reports = []
     for path in sorted(folder.glob("*.json")):
         try:
             report = json.loads(path.read_text(encoding="utf-8"))
         except json.JSONDecodeError:
             continue  # its process was killed while it wrote
-        for key, value in report.get("values", {}).items():
+        reports.append(report.get("values", {}))
+    return merged_echo(reports)
+
+
+def merged_echo(reports: Iterable[Mapping[str, KnobValue]]) -> dict[str, KnobValue]:
+    """One report of many; what they disagree about becomes a text that equals no wanted value."""
+    seen: dict[str, list[KnobValue]] = {}
+    for values in reports:
+        for key, value in values.items():
             if value not in seen.setdefault(key, []):
                 seen[key].append(value)
     return {

@@ -62,6 +62,8 @@ class Order:
     run_dir: Path
     """Folder for the log, metrics and echo of this launch; the runner creates it."""
     plan: StepPlan
+    fresh: bool = False
+    """True: in a launch of its own, with the engine started at these values; finalists are confirmed so."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import multiprocessing
 import os
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import pytest
 
-from autotune.measure.cold import ColdRunner
+from autotune.measure.cold import ColdRunner, watch_interference
 from autotune.measure.gpu_processes import GpuProcess
 from autotune.measure.interference import (
     CpuReading,
@@ -22,7 +23,6 @@ from autotune.measure.interference import (
     interference,
     window,
 )
-from autotune.measure.process import JobProcess
 from autotune.measure.runner import Limits, StepPlan, StepSeen
 from autotune.measure.window import enough
 from autotune.values import FailureClass, Measurement, StepRecord
@@ -195,36 +195,37 @@ class Watched:
         pass
 
 
-def watched_runner(tmp_path: Path, *reasons: str | None) -> ColdRunner:
-    runner = runner_in(tmp_path, Limits(startup=20.0, exit=5.0, terminate=1.0), step_seconds="0.3")
-    watched = Watched(*reasons)
+@pytest.fixture
+def watched_runner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., ColdRunner]:
+    """A cold runner of whose steps the first ones are disturbed for these reasons."""
 
-    class Runner(ColdRunner):
-        def watch_interference(self, job: JobProcess) -> Watched:  # type: ignore[override]
-            return watched
+    def make(*reasons: str | None) -> ColdRunner:
+        watched = Watched(*reasons)
+        monkeypatch.setattr("autotune.measure.cold.watch_interference", lambda job, process: watched)
+        return runner_in(tmp_path, Limits(startup=20.0, exit=5.0, terminate=1.0), step_seconds="0.3")
 
-    return Runner(runner._job, limits=runner._limits)
+    return make
 
 
-def test_a_disturbed_step_is_repeated_in_the_same_launch(tmp_path):
+def test_a_disturbed_step_is_repeated_in_the_same_launch(tmp_path, watched_runner):
     events = []
-    found = watched_runner(tmp_path, "hot").measure(order_in(tmp_path), events.append)
+    found = watched_runner("hot").measure(order_in(tmp_path), events.append)
     assert isinstance(found, Measurement)
     assert [step.invalid for step in found.steps[:4]] == [None, "hot", None, None]
     assert len(found.counted) == len(found.steps) - 2
     assert [event.step for event in events if isinstance(event, StepSeen)] == list(found.steps)
 
 
-def test_a_launch_with_too_few_undisturbed_steps_is_no_fault_of_the_point(tmp_path):
-    found = watched_runner(tmp_path, *["hot"] * 50).measure(order_in(tmp_path), lambda event: None)
+def test_a_launch_with_too_few_undisturbed_steps_is_no_fault_of_the_point(tmp_path, watched_runner):
+    found = watched_runner(*["hot"] * 50).measure(order_in(tmp_path), lambda event: None)
     assert found.failure_class is FailureClass.INTERFERENCE
     assert found.retryable
     assert "4 of 4 steps were disturbed and do not count: hot" in found.evidence
 
 
-def test_a_launch_whose_every_step_is_repeated_gets_steps_enough(tmp_path):
+def test_a_launch_whose_every_step_is_repeated_gets_steps_enough(tmp_path, watched_runner):
     plan = StepPlan(at_least=3, at_most=3, agreement=0.0)
-    found = watched_runner(tmp_path, "hot", None, "hot", None, "hot", None).measure(
+    found = watched_runner("hot", None, "hot", None, "hot", None).measure(
         order_in(tmp_path, plan=plan), lambda event: None
     )
     assert isinstance(found, Measurement)
@@ -232,4 +233,4 @@ def test_a_launch_whose_every_step_is_repeated_gets_steps_enough(tmp_path):
 
 
 def test_the_seconds_of_a_double_are_not_judged_by_what_else_the_host_does(tmp_path):
-    assert runner_in(tmp_path).watch_interference(None) is None
+    assert watch_interference(runner_in(tmp_path)._job, None) is None

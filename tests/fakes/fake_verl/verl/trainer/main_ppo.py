@@ -8,6 +8,7 @@ JSONL. What it does wrong on purpose is asked for in the environment:
     FAKE_VERL_CLUSTER=1        starts a "raylet" that leaves the process tree and an "EngineCore", and dies when one of them does
     FAKE_VERL_STEP_SECONDS=x   really spends x seconds on every step
     FAKE_VERL_CRASH=pattern    crashes where the arguments contain it
+    FAKE_VERL_SESSION_…        see fake_session.py
     FAKE_VERL_DEAF=key         reports the default of a key instead of the value asked for
 """
 
@@ -182,6 +183,12 @@ def main(c):
             flush=True,
         )
         hang()
+    if os.environ.get("AUTOTUNE_SESSION_SOCKET"):
+        from verl.trainer.fake_session import serve
+
+        echo(c)
+        serve(c, seconds_by_phase, out_of_memory)
+        return
     phase = out_of_memory(c)
     if phase:
         die(
