@@ -75,11 +75,13 @@ class TrialState(str, Enum):
 
 
 class TrialKind(str, Enum):
-    """What a trial is for: the user's own command, the search, or the re-measurement of a finalist."""
+    """What a trial is for: the user's own command, the search, the re-measurement of a finalist, or the level of a session."""
 
     BASELINE = "baseline"
     SEARCH = "search"
     CONFIRM = "confirm"
+    ANCHOR = "anchor"
+    """The user's own command inside a session: what its Points are compared with."""
 
 
 class Decision(str, Enum):

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from autotune.measure.runner import Event, StageSeen, StepSeen
-from autotune.store.records import TrialRecord, own_command
+from autotune.store.records import TrialRecord, gain_of
 from autotune.tuner import wording as words
 from autotune.tuner.listener import Listener
 from autotune.tuner.prepare import Prepared
@@ -105,10 +105,7 @@ class Progress(Listener):
         return words.changes(changed)
 
     def _against_baseline(self, trial: TrialRecord) -> float | None:
-        own = own_command(self._trials)
-        if own is None or not own.throughput or trial.throughput is None or trial.number == own.number:
-            return None
-        return trial.throughput / own.throughput - 1
+        return gain_of(trial, self._trials)
 
     def _render(self) -> RenderableType:
         parts: list[RenderableType] = []

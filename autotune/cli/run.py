@@ -27,7 +27,7 @@ from autotune.tuner.demo import DEMO_SPACE, demo_request
 from autotune.tuner.execute import Outputs, StudyJob, check_places
 from autotune.tuner.persist import told
 from autotune.tuner.prepare import Prepared, launch_environment, open_composer, prepare, read_script
-from autotune.tuner.request import Objective, RunRequest, SamplerName
+from autotune.tuner.request import Objective, RunnerName, RunRequest, SamplerName
 from autotune.values import AutotuneError, BadInput
 from autotune.verl.knobs import Safety
 
@@ -61,6 +61,9 @@ def run(
     ] = None,
     objective: Annotated[Objective, typer.Option(help="What makes a Point better.")] = Objective.THROUGHPUT,
     sampler: Annotated[SamplerName, typer.Option(help="What proposes Points after the first ones.")] = SamplerName.TPE,
+    runner: Annotated[
+        RunnerName, typer.Option(help="auto: sessions that measure many Points in one launch, where the job allows it.")
+    ] = RunnerName.AUTO,
     allow: Annotated[
         list[Safety] | None, typer.Option(help="Also tune knobs of this class (numeric).", show_default="neutral only")
     ] = None,
@@ -121,6 +124,7 @@ def run(
             time_budget=None if time_budget is None else seconds_of(time_budget),
             objective=objective,
             sampler=sampler,
+            runner=runner,
             allow=tuple(dict.fromkeys((Safety.NEUTRAL, *_allowed(allow or [])))),
             hooks=not no_hooks,
             seed=seed,

@@ -13,7 +13,7 @@ from autotune.cli import console as terminal
 from autotune.cli.progress import phase_bars
 from autotune.cli.storage import DEFAULT_STORAGE, chosen_study, open_existing
 from autotune.store.json_shapes import show_json
-from autotune.store.records import StudyRecord, TrialRecord, own_command
+from autotune.store.records import StudyRecord, TrialRecord, gain_of, own_command
 from autotune.tuner import wording
 from autotune.values import BadInput, TrialKind, TrialState
 
@@ -67,11 +67,9 @@ def print_study(study: StudyRecord, trials: Sequence[TrialRecord]) -> None:
 
 def trials_table(trials: Sequence[TrialRecord]) -> Table:
     """Every launch, one per row."""
-    baseline = own_command(trials)
-    own = baseline.throughput if baseline is not None else None
     table = Table("trial", "state", "tokens/s/GPU", "gain", "s/step", "MFU", "steps", "changed from your command")
     for trial in trials:
-        state = trial.state.value + (" again" if trial.kind is TrialKind.CONFIRM else "")
+        state = trial.state.value + {TrialKind.CONFIRM: " again", TrialKind.ANCHOR: " in session"}.get(trial.kind, "")
         colour = (
             ""
             if trial.state is TrialState.MEASURED
@@ -79,7 +77,7 @@ def trials_table(trials: Sequence[TrialRecord]) -> Table:
             if trial.state in (TrialState.INFEASIBLE, TrialState.FAILED, TrialState.INVALID)
             else "cyan"
         )
-        gain = wording.gain(trial.throughput / own - 1) if own and trial.throughput and trial != baseline else "–"
+        gain = wording.gain(gain_of(trial, trials))
         table.add_row(
             f"t{trial.number:03d}",
             f"[{colour}]{state}[/]" if colour else state,

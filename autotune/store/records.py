@@ -112,3 +112,24 @@ def own_command(trials: Sequence[TrialRecord]) -> TrialRecord | None:
     """The trial of the user's own command as it is: the measured one, where an earlier launch of it was lost."""
     own = [trial for trial in trials if trial.kind is TrialKind.BASELINE]
     return next((trial for trial in own if trial.state is TrialState.MEASURED), own[-1] if own else None)
+
+
+def gain_of(trial: TrialRecord, trials: Sequence[TrialRecord]) -> float | None:
+    """How much faster a trial was than the user's own command, as a fraction; None: it is that command, or not known.
+
+    What a session measured is compared with the user's command in the same session, measured in the same way: inside a
+    session every figure is a little off.
+    """
+    own = own_command(trials)
+    if own is None or trial.number == own.number or not trial.throughput or trial.kind is TrialKind.ANCHOR:
+        return None
+    levels = [own.throughput] if trial.session is None else []
+    levels += [
+        other.throughput
+        for other in trials
+        if other.kind is TrialKind.ANCHOR
+        and (other.session, other.source) == (trial.session, trial.source)
+        and trial.session is not None
+    ]
+    known = [level for level in levels if level]
+    return trial.throughput / (sum(known) / len(known)) - 1 if known else None

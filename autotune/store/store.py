@@ -385,6 +385,7 @@ class Store:
                 row.source = measurement.source.value
                 row.work = measurement.work
                 row.engine = measurement.engine
+                row.session = measurement.session
                 row.simulated = row.simulated or measurement.simulated
                 row.startup_seconds = _finite(measurement.startup_seconds)
                 if math.isfinite(measurement.wall_seconds):

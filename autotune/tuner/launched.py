@@ -87,6 +87,7 @@ def _outcome(trial: TrialRecord, steps: Sequence[StepRecord]) -> Measurement | F
         source=Source(trial.source),
         work=trial.work or "full",
         engine=trial.engine or "cold",
+        session=trial.session,
         startup_seconds=math.nan if trial.startup_seconds is None else trial.startup_seconds,
         wall_seconds=math.nan if trial.wall_seconds is None else trial.wall_seconds,
         echo=trial.echo,

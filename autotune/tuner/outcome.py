@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from autotune.store.frames import trials_frame
-from autotune.store.records import StudyRecord, TrialRecord, own_command
+from autotune.store.records import StudyRecord, TrialRecord, gain_of, own_command
 from autotune.store.store import Store
 from autotune.tuner import wording
 from autotune.values import KnobValue, TrialKind, TrialState
@@ -150,11 +150,10 @@ def _equivalence(verdict: Mapping[str, Any]) -> list[str]:
 
 def _launches(trials: Sequence[TrialRecord]) -> list[str]:
     first = own_command(trials)
-    own = first.throughput if first is not None else None
     baseline = first.point if first is not None else None
     rows = []
     for trial in trials:
-        against = wording.gain(trial.throughput / own - 1) if own and trial.throughput and trial != first else "–"
+        against = wording.gain(gain_of(trial, trials))
         changed = wording.changes(trial.point.changes_from(baseline)) if baseline is not None else ""
         told = "" if trial.failure is None else _told(trial.failure)
         kind = "again" if trial.kind is TrialKind.CONFIRM else ""

@@ -108,10 +108,13 @@ class Prepared:
         """Those of the keys that verl's schema does not have, so that Hydra wants a `+`."""
         return frozenset(key for key in changes if key not in self.config)
 
+    def configuration(self, point: Point) -> Mapping[str, Any]:
+        """The Point's flat configuration by arithmetic, keys that follow by interpolation included."""
+        return configuration(self.config, self.changes(point), self.knobs, user_keys=self.user_keys)
+
     def refusals(self, point: Point) -> list[Refusal]:
         """Why arithmetic refuses this Point; empty: nothing speaks against it."""
-        flat = configuration(self.config, self.changes(point), self.knobs, user_keys=self.user_keys)
-        return refusals(flat, self.job)
+        return refusals(self.configuration(point), self.job)
 
 
 def prepare(request: RunRequest, composer: Composer, launch: Launch, python: str, env: Mapping[str, str]) -> Prepared:

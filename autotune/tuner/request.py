@@ -29,6 +29,15 @@ class SamplerName(str, Enum):
     RANDOM = "random"
 
 
+class RunnerName(str, Enum):
+    """How Points are measured."""
+
+    AUTO = "auto"
+    """In sessions where the job allows it: one launch measures many Points."""
+    COLD = "cold"
+    """Every Point in a launch of its own."""
+
+
 @dataclass(frozen=True, slots=True)
 class RunRequest:
     """Everything that decides a study, as the command line says it."""
@@ -49,6 +58,7 @@ class RunRequest:
     """Seconds for everything."""
     objective: Objective = Objective.THROUGHPUT
     sampler: SamplerName = SamplerName.TPE
+    runner: RunnerName = RunnerName.AUTO
     allow: tuple[Safety, ...] = (Safety.NEUTRAL,)
     hooks: bool = True
     seed: int = 0
@@ -78,6 +88,7 @@ class RunRequest:
             "out": str(self.out.resolve()),
             "objective": self.objective.value,
             "sampler": self.sampler.value,
+            "runner": self.runner.value,
             "allow": [safety.value for safety in self.allow],
         }
 
@@ -100,6 +111,7 @@ class RunRequest:
                 "out": Path(kept["out"]),
                 "objective": Objective(kept["objective"]),
                 "sampler": SamplerName(kept["sampler"]),
+                "runner": RunnerName(kept["runner"]),
                 "allow": tuple(Safety(value) for value in kept["allow"]),
                 "plan": StepPlan(**kept["plan"]),
                 "limits": Limits(**kept["limits"]),

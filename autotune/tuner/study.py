@@ -11,6 +11,7 @@ from statistics import median
 from typing import Any
 
 from autotune.measure.runner import Event, Order, Runner, StepSeen
+from autotune.measure.warm import WarmRunner
 from autotune.search.verdict import Judgement, LaunchSample, judge
 from autotune.store.store import Store
 from autotune.tuner.launched import CAUSE_UNKNOWN, Launched, may_repeat
@@ -19,6 +20,7 @@ from autotune.tuner.persist import Persistence, disk_failure
 from autotune.tuner.prepare import Prepared
 from autotune.tuner.proposals import Proposal, Proposer
 from autotune.tuner.request import Objective
+from autotune.tuner.sessions import adrift, comparable, gradient_equal
 from autotune.values import (
     Decision,
     Failure,
@@ -36,6 +38,10 @@ from autotune.verl.settings import canonical, rejected_echo
 HOOK_FILE = "autotune_hooks.py"
 GIVE_UP_AFTER = 6
 """Search launches in a row that delivered nothing; more would only burn the night (auto-tuning-vllm issue 117)."""
+LAUNCHES_IN = 5
+"""One Point in so many may need a launch of its own while a session could measure others at a fraction of the price."""
+PASS_OVER_AT_MOST = 200
+"""Proposals in a row that would need a launch of their own, after which the session has nothing left to measure."""
 FINALISTS = 3
 """How many Points in order of their result are tried as winner when the first cannot be measured again."""
 
@@ -79,8 +85,11 @@ class StudyRun:
         )
         self._begin = now()
         self._launched: list[Launched] = list(history)
-        self._launch_seconds = [run.wall_seconds for run in history if math.isfinite(run.wall_seconds)]
-        self._spent_before = sum(self._launch_seconds)
+        self._spent_before = sum(
+            run.wall_seconds for run in history if math.isfinite(run.wall_seconds) and run.kind is not TrialKind.ANCHOR
+        )
+        self._sessions = runner if isinstance(runner, WarmRunner) else None
+        self._anchors = 0
         self._runs = self._request.out / "runs"
         self._runs.mkdir(parents=True, exist_ok=True)
         self._hook_file = (self._runs / HOOK_FILE).resolve()
@@ -116,27 +125,81 @@ class StudyRun:
         return launched if launched.state is TrialState.MEASURED else None
 
     def _search(self) -> None:
-        barren = 0
-        while not self._stop.is_set() and self._searched() < self._request.trials:
-            if not self._time_for_another():
+        """Points of the session first, then those that need a launch of their own: the other order would start many sessions."""
+        deferred = self._search_live()
+        self._measure_again()
+        for proposal in deferred:
+            if self._stop.is_set():
+                return  # what is left open is proposed again when the study goes on
+            if not self._time_for_another(fresh=True):
                 self._listener.said("The time budget is spent but for the confirmation; the search ends here.")
                 return
+            self._launch(proposal.point, TrialKind.SEARCH, proposal.origin, proposal)
+
+    def _search_live(self) -> list[Proposal]:
+        """Measures what the budget allows; returns the Points that need a launch of their own and were put off."""
+        barren = passed_over = 0
+        deferred: list[Proposal] = []
+        while not self._stop.is_set() and self._searched() + len(deferred) < self._request.trials:
+            if not self._time_for_another():
+                self._listener.said("The time budget is spent but for the confirmation; the search ends here.")
+                return []
             proposal = self._proposer.next()
             if proposal is None:
                 self._listener.said("No Point is left that is new and that arithmetic allows; the search ends here.")
-                return
+                return deferred
             composed = self._compose(proposal.point)
             if isinstance(composed, Refusal):
                 self._proposer.refused.append((proposal.point, composed))
                 self._proposer.infeasible(proposal)
                 continue
+            if self._sessions is not None and not self._sessions.is_live(proposal.point):
+                if len(deferred) < max(2, self._request.trials // LAUNCHES_IN):
+                    deferred.append(proposal)
+                    continue
+                if self._sessions.unsupported is None:  # dear, while there are cheap ones
+                    self._proposer.lost(proposal)
+                    passed_over += 1
+                    if passed_over >= PASS_OVER_AT_MOST:
+                        return deferred
+                    continue
             launched = self._launch(proposal.point, TrialKind.SEARCH, proposal.origin, proposal)
             barren = 0 if launched.state is TrialState.MEASURED else barren + 1
             if barren >= GIVE_UP_AFTER:
                 self._listener.said(
-                    f"{barren} launches in a row delivered nothing; the search ends here. See their failures."
+                    f"{barren} Points in a row delivered nothing; the search ends here. See their failures."
                 )
+                return []
+        return deferred
+
+    def _measure_again(self) -> None:
+        """Points of a session that was no longer as it had been are measured once more."""
+        if self._sessions is None or self._stop.is_set():
+            return
+        self._sessions.retire(self._request.plan)
+        self._take_anchors()
+        labels = adrift(self._sessions.baselines, self._sessions.places)
+        again = [run for run in self._launched if label_of(run.number) in labels and run.kind is TrialKind.SEARCH]
+        if again:
+            self._listener.said(
+                f"The user's own command became faster or slower inside the session; {len(again)} Points are measured again."
+            )
+        for run in again:
+            if self._stop.is_set() or not self._time_for_another():
                 return
+            self._launch(run.point, TrialKind.SEARCH, "measured again: its session had drifted", None)
+
+    def _take_anchors(self) -> None:
+        """Stores what sessions measured of the user's own command since this was called last."""
+        if self._sessions is None:
+            return
+        for visit in self._sessions.baselines[self._anchors :]:
+            self._anchors += 1
+            for outcome, how in ((visit.measurement, "whole steps"), (visit.composed, "put together from probes")):
+                own = self._prepared.space.baseline
+                origin = f"the user's own command after {visit.place} Points of session {visit.session}, {how}"
+                number, _ = self._begin_trial(own, TrialKind.ANCHOR, origin, None)
+                self._end_trial(number, own, TrialKind.ANCHOR, None, outcome, TrialState.MEASURED, outcome.wall_seconds)
 
     def _confirm(self) -> tuple[Point | None, list[Launched]]:
         """The best Point and the launches made of it (and of the user's command) after it was chosen."""
@@ -175,7 +238,7 @@ class StudyRun:
         """The confirming launches that an earlier tuner of this study ended with, of one candidate."""
         own = self._prepared.space.baseline
         found: list[Launched] = []
-        for run in reversed(self._launched):
+        for run in reversed([run for run in self._launched if run.kind is not TrialKind.ANCHOR]):
             others = {other.point for other in found} - {own}
             if run.kind is not TrialKind.CONFIRM or (run.point != own and others - {run.point}):
                 break
@@ -203,6 +266,26 @@ class StudyRun:
     def _attempt(
         self, point: Point, kind: TrialKind, origin: str, proposal: Proposal | None, *, again: bool
     ) -> Launched:
+        number, run_dir = self._begin_trial(point, kind, origin, proposal)
+        begin = self._now()
+
+        def watch(event: Event) -> None:
+            if isinstance(event, StepSeen):
+                self._persist.add_step(number, event.step)
+            self._listener.trial_event(number, event)
+
+        # The user's own command and the finalists are launched as their users would launch them.
+        fresh = kind in (TrialKind.BASELINE, TrialKind.CONFIRM)
+        overrides = self._prepared.overrides(point, self._hook_file)
+        order = Order(label_of(number), point, overrides, run_dir, self._request.plan, fresh=fresh)
+        outcome = self._measure(order, watch)
+        seconds = self._now() - begin
+        state, outcome = self._classify(point, outcome, again=again)
+        launched = self._end_trial(number, point, kind, proposal, outcome, state, seconds)
+        self._take_anchors()
+        return launched
+
+    def _begin_trial(self, point: Point, kind: TrialKind, origin: str, proposal: Proposal | None) -> tuple[int, Path]:
         overrides = self._prepared.overrides(point, self._hook_file)
         number = self._persist.insist(
             "the next launch",
@@ -216,23 +299,24 @@ class StudyRun:
                 simulated=self._request.simulated,
             ),
         )
-        run_dir = self._runs / f"t{number:03d}"
+        run_dir = self._runs / label_of(number)
         self._persist.insist(
             "the next launch",
             lambda: self._store.start_trial(self._study_id, number, run_dir=str(run_dir.resolve())),
         )
         self._listener.trial_started(number, kind, point, origin)
-        begin = self._now()
+        return number, run_dir
 
-        def watch(event: Event) -> None:
-            if isinstance(event, StepSeen):
-                self._persist.add_step(number, event.step)
-            self._listener.trial_event(number, event)
-
-        outcome = self._measure(Order(f"t{number:03d}", point, overrides, run_dir, self._request.plan), watch)
-        seconds = self._now() - begin
-        self._launch_seconds.append(seconds)
-        state, outcome = self._classify(point, outcome, again=again)
+    def _end_trial(
+        self,
+        number: int,
+        point: Point,
+        kind: TrialKind,
+        proposal: Proposal | None,
+        outcome: Measurement | Failure,
+        state: TrialState,
+        seconds: float,
+    ) -> Launched:
         record = self._persist.finish_trial(number, state, outcome, wall_seconds=seconds)
         launched = Launched(number, proposal.trial.number if proposal else None, kind, point, outcome, state, seconds)
         self._launched.append(launched)
@@ -285,14 +369,14 @@ class StudyRun:
             self._proposer.lost(proposal)
 
     def _value(self, measurement: Measurement) -> float:
-        return value_of(measurement, self._request.objective)
+        return value_of(measurement, self._request.objective, self._launched)
 
     def _ranking(self) -> list[Point]:
         """Points that were measured as faster than the user's own command, best first."""
         values = {
             run.point: self._value(run.outcome)
             for run in self._launched
-            if isinstance(run.outcome, Measurement) and run.kind is not TrialKind.CONFIRM
+            if isinstance(run.outcome, Measurement) and run.kind in (TrialKind.BASELINE, TrialKind.SEARCH)
         }
         own = self._prepared.space.baseline
         return sorted((p for p in values if p != own and values[p] > values[own]), key=lambda p: -values[p])
@@ -301,20 +385,41 @@ class StudyRun:
         """Points that verl was launched for by the search, the user's own included."""
         return len({run.point for run in self._launched})
 
-    def _time_for_another(self) -> bool:
-        if self._request.time_budget is None or not self._launch_seconds:
+    def _time_for_another(self, *, fresh: bool = False) -> bool:
+        """Whether one more Point fits into the time, with the confirmation behind it.
+
+        Args:
+            fresh: whether it needs a launch of its own.
+        """
+        if self._request.time_budget is None:
             return True
-        typical = median(self._launch_seconds)
-        reserve = (1 + 2 * self._request.confirmations) * typical
+        timed = [run for run in self._launched if math.isfinite(run.wall_seconds) and run.kind is not TrialKind.ANCHOR]
+        own = [run.wall_seconds for run in timed if session_of(run) is None]
+        inside = [run.wall_seconds for run in timed if session_of(run) is not None]
+        if not own:
+            return True
+        launch = median(own)
+        point = median(inside) if inside and not fresh else launch
+        reserve = point + 2 * self._request.confirmations * launch
         return self._spent_before + self._now() - self._begin + reserve <= self._request.time_budget
 
     def _samples(self, point: Point, *, confirm: bool | None = None) -> list[LaunchSample]:
+        """Launches of their own of a Point; what a session measured is no launch."""
         return [
             sample_of(run.outcome)
             for run in self._launched
             if run.point == point
             and isinstance(run.outcome, Measurement)
+            and run.outcome.session is None
             and (confirm is None or (run.kind is TrialKind.CONFIRM) is confirm)
+        ]
+
+    def _chosen_on(self, point: Point) -> list[LaunchSample]:
+        """What the search saw of a Point: launches of its own, or what a session says at the level of such launches."""
+        return self._samples(point, confirm=False) or [
+            LaunchSample(comparable(run.outcome, self._launched), ())
+            for run in self._launched
+            if run.point == point and isinstance(run.outcome, Measurement) and run.kind is TrialKind.SEARCH
         ]
 
     def _verdict(self, winner: Point | None, confirmed: Sequence[Launched]) -> dict[str, Any]:
@@ -330,10 +435,11 @@ class StudyRun:
             )
             judged = Judgement(decision, None, None, None, None, None, reason)
         else:
+            again = self._samples(winner, confirm=True)
             judged = judge(
                 self._samples(own),
-                self._samples(winner, confirm=True),
-                selected_on=self._samples(winner, confirm=False),
+                again,
+                selected_on=self._samples(winner, confirm=False) if again else self._chosen_on(winner),
             )
         return self._verdict_json(judged, winner)
 
@@ -351,7 +457,11 @@ class StudyRun:
             "hook_gain": hook,
             "interval": [judged.interval.low, judged.interval.high] if judged.interval else None,
             "launches": len(baseline_launches) + (len(self._samples(winner)) if winner else 0),
-            "equivalent": {"config": self._config_differs_only_in_knobs(winner), "gradient": None, "trajectory": None},
+            "equivalent": {
+                "config": self._config_differs_only_in_knobs(winner),
+                "gradient": None if winner is None else gradient_equal(self._launched, winner, self._prepared.config),
+                "trajectory": None,
+            },
             "reason": judged.reason,
             "best_number": best_number,
             "best_throughput": judged.best_throughput,
@@ -366,7 +476,7 @@ class StudyRun:
         if winner is None or winner.as_dict().get(keys.FAST_POLL) is not True:
             return None
         alone = Point.of({**own.as_dict(), keys.FAST_POLL: True})
-        with_hook, without = self._samples(alone), self._samples(own)
+        with_hook, without = self._chosen_on(alone), self._samples(own)
         return with_hook[0].throughput / without[0].throughput - 1 if with_hook and without else None
 
     def _config_differs_only_in_knobs(self, winner: Point | None) -> bool | None:
@@ -401,9 +511,23 @@ class StudyRun:
         return verdict
 
 
-def value_of(measurement: Measurement, objective: Objective) -> float:
-    """What makes a measurement better, the larger the better."""
-    return (measurement.mfu or 0.0) if objective is Objective.ACTOR_MFU else measurement.throughput
+def value_of(measurement: Measurement, objective: Objective, launched: Sequence[Launched]) -> float:
+    """What makes a measurement better, the larger the better.
+
+    Args:
+        launched: the launches of its study, which say how its session compares with launches of their own.
+    """
+    return (measurement.mfu or 0.0) if objective is Objective.ACTOR_MFU else comparable(measurement, launched)
+
+
+def label_of(number: int) -> str:
+    """The short name of a trial."""
+    return f"t{number:03d}"
+
+
+def session_of(run: Launched) -> str | None:
+    """The session that measured it, or None."""
+    return run.outcome.session if isinstance(run.outcome, Measurement) else None
 
 
 def sample_of(measurement: Measurement) -> LaunchSample:
