@@ -15,8 +15,8 @@ from autotune.verl.compose import Composer
 from autotune.verl.demo import write_demo
 
 DEMO_SPACE = "demo_cpu"
-TRIALS = 7
-CONFIRMATIONS = 1
+TRIALS = 24
+CONFIRMATIONS = 2
 CROWDING = 0.5
 """A demo runs on whatever machine is at hand, with its browser and editor; its figures are no promise."""
 AGREEMENT = 0.10

@@ -382,8 +382,12 @@ class StudyRun:
         return sorted((p for p in values if p != own and values[p] > values[own]), key=lambda p: -values[p])
 
     def _searched(self) -> int:
-        """Points that verl was launched for by the search, the user's own included."""
-        return len({run.point for run in self._launched})
+        """Points that the search is done with, the user's own included; one that was lost and may be repeated is still owed."""
+        attempts: dict[Point, list[Launched]] = {}
+        for run in self._launched:
+            if run.kind in (TrialKind.BASELINE, TrialKind.SEARCH):
+                attempts.setdefault(run.point, []).append(run)
+        return sum(isinstance(runs[-1].outcome, Measurement) or not may_repeat(runs) for runs in attempts.values())
 
     def _time_for_another(self, *, fresh: bool = False) -> bool:
         """Whether one more Point fits into the time, with the confirmation behind it.

@@ -22,7 +22,7 @@ from tests.fakes.launches import SCRIPT, write_script
 from tests.studies import BASELINE, add_study, add_trial, measurement
 
 
-def cut(folder: Path, *arguments: str, after: str = "t002", number: int = signal.SIGINT, **faults: str) -> str:
+def cut(folder: Path, *arguments: str, after: str = "t004", number: int = signal.SIGINT, **faults: str) -> str:
     """A study that was ended by a signal when a launch had begun; what it printed."""
     running = subprocess.Popen(
         [*AUTOTUNE, "run", "train.sh", "--trials", "6", "--confirmations", "1", "--study", "cut", *arguments],
@@ -33,7 +33,7 @@ def cut(folder: Path, *arguments: str, after: str = "t002", number: int = signal
         text=True,
     )
     deadline = time.monotonic() + 90
-    while time.monotonic() < deadline and not list(folder.glob(f"autotune-out/cut/runs/{after}/metrics.jsonl")):
+    while time.monotonic() < deadline and not list(folder.glob(f"autotune-out/cut/runs/{after}/*")):
         time.sleep(0.05)
     running.send_signal(number)
     said, _ = running.communicate(timeout=90)
@@ -42,7 +42,7 @@ def cut(folder: Path, *arguments: str, after: str = "t002", number: int = signal
 
 @pytest.fixture(scope="module")
 def interrupted(tmp_path_factory):
-    """A study that was stopped by Ctrl-C in its third launch; copied, never changed."""
+    """A study that was stopped by Ctrl-C at its second Point in a session; copied, never changed."""
     folder = tmp_path_factory.mktemp("interrupted")
     write_script(folder)
     return folder, cut(folder)

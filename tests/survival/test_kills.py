@@ -49,9 +49,8 @@ class Campaign:
     def start(self) -> subprocess.Popen[bytes]:
         """A new study."""
         self.studies += 1
-        return self._autotune(
-            "run", "train.sh", "--trials", str(TRIALS), "--confirmations", "1", "--study", f"s{self.studies}"
-        )
+        study = ["--study", f"s{self.studies}", "--trials", str(TRIALS), "--confirmations", "1"]
+        return self._autotune("run", "train.sh", *study, "--runner", self.dice.choice(["auto", "cold"]))
 
     def begun(self) -> bool:
         """Whether the study that was killed is in the store; one killed before that never began."""
@@ -128,7 +127,7 @@ class Campaign:
         trials = store.trials(record.id)
         assert [trial.number for trial in trials] == list(range(len(trials)))
         assert all(trial.state not in (TrialState.QUEUED, TrialState.RUNNING) for trial in trials)
-        searched = [t for t in trials if t.kind is not TrialKind.CONFIRM]
+        searched = [t for t in trials if t.kind in (TrialKind.BASELINE, TrialKind.SEARCH)]
         measured = Counter(t.point for t in searched if t.state is TrialState.MEASURED)
         assert not [point for point, times in measured.items() if times > 1], "a Point was measured twice"
         assert len({t.point for t in searched}) == TRIALS, "a Point of the budget was lost"

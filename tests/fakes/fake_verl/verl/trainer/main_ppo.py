@@ -187,7 +187,7 @@ def main(c):
         from verl.trainer.fake_session import serve
 
         echo(c)
-        serve(c, seconds_by_phase, out_of_memory)
+        serve(c, seconds_by_phase, out_of_memory, lambda: check_cluster(cluster))
         return
     phase = out_of_memory(c)
     if phase:
