@@ -16,6 +16,7 @@ from markupsafe import Markup
 
 import autotune
 from autotune.dashboard.figures import figure_json
+from autotune.launch import Override
 from autotune.redaction import redact
 from autotune.tuner import wording
 from autotune.values import KnobValue
@@ -48,8 +49,9 @@ def environment() -> Environment:
         iso=lambda moment: moment.astimezone(timezone.utc).isoformat(timespec="seconds"),
         slug=lambda name: str(name).replace("_", "-"),
         shade=_shade,
+        json_text=lambda value: json.dumps(value, indent=2, ensure_ascii=False, default=str),
     )
-    made.globals.update(version=autotune.__version__, asset=asset_url, query=_query)
+    made.globals.update(version=autotune.__version__, asset=asset_url, query=_query, assigned=_assigned)
     return made
 
 
@@ -75,6 +77,12 @@ def _clean(value: Any) -> Any:
 
 def _setting(value: KnobValue | list[Any] | Mapping[str, Any]) -> str:
     return json.dumps(value) if isinstance(value, (list, dict)) else wording.value(value)  # type: ignore[arg-type]
+
+
+def _assigned(override: Override) -> str:
+    """The value of an override; masked where its key says that it is a credential."""
+    value = override.value or ""
+    return value if redact(f"{override.key}={value}") == f"{override.key}={value}" else redact(f"KEY={value}")[4:]
 
 
 def _percent(fraction: float | None, digits: int = 1) -> str:
