@@ -87,9 +87,7 @@ def served(store: Store) -> Iterator[str]:
             thread.join()
 
 
-def take(
-    browser: Browser, base: str, pages: dict[str, str], out: Path, theme: str, width: int, *, fold: bool
-) -> None:
+def take(browser: Browser, base: str, pages: dict[str, str], out: Path, theme: str, width: int, *, fold: bool) -> None:
     """One theme and width."""
     context = browser.new_context(
         viewport={"width": width, "height": 900 if width > 600 else 844},

@@ -144,7 +144,9 @@ def knob_effects(trials: Sequence[TrialSummary], release: str) -> list[KnobEffec
                 continue
             slow, fast = max(means, key=lambda v: means[v]), min(means, key=lambda v: means[v])
             if means[slow] > 0:
-                effects[phase] = Effect(phase, slow, fast, means[slow], means[fast], phase == "step" or phase in touched)
+                effects[phase] = Effect(
+                    phase, slow, fast, means[slow], means[fast], phase == "step" or phase in touched
+                )
         importance = explained([[math.log(t.step_seconds or 1.0) for t in members] for members in groups.values()])
         found.append(KnobEffects(key, importance, tuple(_in_order([v for _, v in groups])), len(awake), effects))
     return sorted(found, key=lambda k: (-(k.importance or 0.0), k.key))

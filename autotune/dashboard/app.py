@@ -102,9 +102,7 @@ def create_app(store: Store, *, hosts: Collection[str] = LOOPBACK) -> FastAPI:
         shown = pages.study(store, study_id)
         if shown is None:
             return missing("There is no such study in this database.")
-        return page(
-            "study.html", {"page": shown, **_table(store, study_id, sort, descending, state, q, page_)}
-        )
+        return page("study.html", {"page": shown, **_table(store, study_id, sort, descending, state, q, page_)})
 
     @app.get("/studies/{study_id}/trials")
     def trials(
@@ -132,7 +130,9 @@ def create_app(store: Store, *, hosts: Collection[str] = LOOPBACK) -> FastAPI:
         return page("trial.html", {"page": shown}) if shown else missing("There is no such trial in this database.")
 
     @app.get("/compare")
-    def compare(s: Annotated[list[int] | None, Query()] = None, t: Annotated[list[str] | None, Query()] = None) -> Response:
+    def compare(
+        s: Annotated[list[int] | None, Query()] = None, t: Annotated[list[str] | None, Query()] = None
+    ) -> Response:
         return page("compare.html", pages.compare(store, study_ids=s or [], trial_ids=t or []))
 
     @app.get("/read")
@@ -145,7 +145,9 @@ def create_app(store: Store, *, hosts: Collection[str] = LOOPBACK) -> FastAPI:
         async for chunk in request.stream():
             body += chunk
             if len(body) > 3 * pasted.MOST:
-                return page("error.html", {"title": "Too large", "message": "At most 16 MiB of text are read."}, status=413)
+                return page(
+                    "error.html", {"title": "Too large", "message": "At most 16 MiB of text are read."}, status=413
+                )
         form = parse_qs(body.decode("utf-8", "replace"), keep_blank_values=True, max_num_fields=10)
         text, kind = form.get("text", [""])[0].replace("\r\n", "\n"), form.get("kind", ["auto"])[0]
         if len(text) > pasted.MOST:
@@ -173,9 +175,7 @@ def _table(
     store: Store, study_id: int, sort: str, descending: bool, state: str, text: str, page: int
 ) -> dict[str, Any]:
     text = text[:200]
-    rows = pages.trial_table(
-        store, study_id, sort=sort, descending=descending, state=state, text=text, page=page
-    )
+    rows = pages.trial_table(store, study_id, sort=sort, descending=descending, state=state, text=text, page=page)
     baseline = queries.trial_summary(store, study_id, 0)
     asked = {"sort": sort, "descending": descending, "state": state, "q": text}
     return {"table": rows, "asked": asked, "own": baseline}

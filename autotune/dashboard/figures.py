@@ -135,7 +135,7 @@ def best_figure(trials: Sequence[TrialSummary], *, over: str, n_gpus: int, unit:
             "name": "best so far",
             "hoverinfo": "skip",
         },
-        _points(measured, xs, baseline),
+        *_points(measured, xs, baseline),
     ]
     failed = [t for t in trials if t.state in _FAILED and place(t) is not None]
     if failed:
@@ -157,20 +157,14 @@ def tradeoff_figure(trials: Sequence[TrialSummary]) -> Figure:
     shown = with_memory if by_memory else measured
     baseline = _baseline(trials)
     xs = [t.memory_gb if by_memory else float(t.number) for t in shown]
-    points = _points(shown, xs, baseline)
-    mfus = [t.mfu for t in shown if t.mfu is not None]
-    if mfus:
-        low, span = min(mfus), (max(mfus) - min(mfus)) or 1.0
-        shades = [f"--s{round((t.mfu - low) / span * 4) + 1}" if t.mfu is not None else "--text-3" for t in shown]
-        points["marker"] = {"size": 11, "color": shades, "line": {"width": 1, "color": "--panel"}}
-    data = [points]
+    data = _points(shown, xs, baseline, shade=True)
     failed = [t for t in trials if t.state in _FAILED]
+    known = [x for x in xs if x is not None] if by_memory else []
+    low, high = (min(known), max(known)) if known else (0.0, 1.0)
     if failed:
-        known = [x for x in xs if x is not None]
-        low, high = (min(known), max(known)) if known else (0.0, 1.0)
-        width = (high - low) or 1.0
+        width = max(high - low, 0.1 * high)
         places = (
-            [low + width * (i + 0.5) / len(failed) for i in range(len(failed))]
+            [(low + high - width) / 2 + width * (i + 0.5) / len(failed) for i in range(len(failed))]
             if by_memory
             else [float(t.number) for t in failed]
         )
@@ -180,6 +174,9 @@ def tradeoff_figure(trials: Sequence[TrialSummary]) -> Figure:
         "xaxis": {"title": {"text": axis}},
         "yaxis": {"title": {"text": "tokens/s/GPU"}, "rangemode": "tozero"},
     }
+    if known:
+        edge = 0.05 * max(high - low, 0.1 * high)
+        layout["xaxis"]["range"] = [low - edge, high + edge]
     return {"data": data, "layout": layout}
 
 
@@ -222,7 +219,10 @@ def strips_figure(trials: Sequence[TrialSummary], effects: Sequence[KnobEffects]
             "categoryarray": [plain(v) for v in order],
             "title": {"text": plain(wording.short_key(knob.key)), "font": {"size": 11}},
         }
-        layout[f"yaxis{suffix}"] = {"rangemode": "tozero", "title": {"text": f"{plain(phase)}, s", "font": {"size": 11}}}
+        layout[f"yaxis{suffix}"] = {
+            "rangemode": "tozero",
+            "title": {"text": f"{plain(phase)}, s", "font": {"size": 11}},
+        }
     return {"data": data, "layout": layout}
 
 
@@ -238,7 +238,9 @@ def parallel_figure(trials: Sequence[TrialSummary]) -> Figure:
     data: list[Figure] = []
     for trial in sorted(shown, key=lambda t: t.throughput or 0.0):
         heights = [
-            ladders[key].index(_typed(trial.point, key)) / max(1, len(ladders[key]) - 1) if len(ladders[key]) > 1 else 0.5
+            ladders[key].index(_typed(trial.point, key)) / max(1, len(ladders[key]) - 1)
+            if len(ladders[key]) > 1
+            else 0.5
             for key in keys
         ]
         ran = trial.state is TrialState.MEASURED and trial.throughput is not None
@@ -252,7 +254,12 @@ def parallel_figure(trials: Sequence[TrialSummary]) -> Figure:
                 "x": list(range(ends + 1)),
                 "y": [*heights, height],
                 "mode": "lines",
-                "line": {"color": shade, "width": 2 if ran else 1, "dash": "solid" if ran else "dot", "shape": "linear"},
+                "line": {
+                    "color": shade,
+                    "width": 2 if ran else 1,
+                    "dash": "solid" if ran else "dot",
+                    "shape": "linear",
+                },
                 "opacity": 0.85,
                 "showlegend": False,
                 "text": [f"t{trial.number:03d} · {plain(said)}"] * (ends + 1),
@@ -269,8 +276,11 @@ def parallel_figure(trials: Sequence[TrialSummary]) -> Figure:
                 "text": plain(wording.value(value)[:24]),
                 "showarrow": False,
                 "xanchor": "left",
-                "xshift": 5,
+                "xshift": 4,
                 "font": {"size": 10},
+                "bgcolor": "--panel",
+                "borderpad": 1,
+                "opacity": 0.9,
             }
             for index, (_, value) in enumerate(ladders[key])
         ]
@@ -333,22 +343,46 @@ def steps_figure(steps: Sequence[StepRecord]) -> Figure:
     }
 
 
-def _points(trials: Sequence[TrialSummary], xs: Sequence[float | None], baseline: TrialSummary | None) -> Figure:
-    return {
-        "x": list(xs),
-        "y": [t.throughput for t in trials],
-        "text": [_told(t, baseline) for t in trials],
-        "customdata": [_link(t) for t in trials],
-        "mode": "markers",
-        "name": "measured",
-        "marker": {
-            "size": 9,
-            "color": ["--text-2" if t.number == 0 else "--accent" for t in trials],
-            "symbol": ["diamond" if t.number == 0 else "circle" for t in trials],
-            "line": {"width": 1, "color": "--panel"},
-        },
-        "hovertemplate": "%{text}<extra></extra>",
-    }
+def _points(
+    trials: Sequence[TrialSummary],
+    xs: Sequence[float | None],
+    baseline: TrialSummary | None,
+    *,
+    shade: bool = False,
+) -> list[Figure]:
+    """The user's command as diamonds, every other setting as circles; with `shade`, darker for a higher MFU."""
+    own = baseline.point if baseline is not None else None
+    mfus = [t.mfu for t in trials if t.mfu is not None]
+    low, span = (min(mfus), (max(mfus) - min(mfus)) or 1.0) if mfus else (0.0, 1.0)
+    data: list[Figure] = []
+    for name, symbol, colour, is_own in (
+        ("your command", "diamond", "--text-2", True),
+        ("another setting", "circle", "--accent", False),
+    ):
+        rows = [(t, x) for t, x in zip(trials, xs, strict=True) if (t.point == own) is is_own]
+        if not rows:
+            continue
+        shades = [
+            f"--s{round(((t.mfu or low) - low) / span * 4) + 1}" if t.mfu is not None else colour for t, _ in rows
+        ]
+        data.append(
+            {
+                "x": [x for _, x in rows],
+                "y": [t.throughput for t, _ in rows],
+                "text": [_told(t, baseline) for t, _ in rows],
+                "customdata": [_link(t) for t, _ in rows],
+                "mode": "markers",
+                "name": name,
+                "marker": {
+                    "size": 11 if shade else 9,
+                    "color": shades if shade and mfus else colour,
+                    "symbol": symbol,
+                    "line": {"width": 1, "color": "--panel"},
+                },
+                "hovertemplate": "%{text}<extra></extra>",
+            }
+        )
+    return data
 
 
 def _failures(

@@ -143,6 +143,8 @@ class Change:
     """One override in which the best script differs from the user's."""
 
     key: str
+    name: str
+    """What to call it instead of its key; empty: the key."""
     before: KnobValue
     known_before: bool
     after: KnobValue
@@ -275,8 +277,16 @@ def _changes(record: StudyRecord, baseline: TrialSummary | None, best: TrialSumm
             for phase in touched
         )
         known = key in record.config or key in own
-        found.append(Change(key, record.config.get(key, own.get(key)), known, after, pairs))
+        before = record.config.get(key, own.get(key))
+        found.append(Change(key, _HOOK_NAMES.get(key, ""), before, known, after, pairs))
     return found
+
+
+_HOOK_NAMES = {
+    keys.SAMPLER_PATH: "generation poll, file",
+    keys.SAMPLER_NAME: "generation poll, class",
+    keys.FAST_POLL: "fast generation poll",
+}
 
 
 def _touched(key: str, knobs: Mapping[str, Knob]) -> tuple[str, ...]:

@@ -15,7 +15,8 @@ MOST = 16 << 20
 """Bytes of a text that are taken."""
 SHOWN_STEPS = 60
 _LOG = re.compile(
-    r"step:\d+ - |\"timing_s/|timing_s/step|^Traceback |\[36m\(|\(\w+ pid=\d+|^(?:INFO|WARNING|ERROR) \d\d-\d\d ", re.MULTILINE
+    r"step:\d+ - |\"timing_s/|timing_s/step|^Traceback |\[36m\(|\(\w+ pid=\d+|^(?:INFO|WARNING|ERROR) \d\d-\d\d ",
+    re.MULTILINE,
 )
 _SCRIPT = re.compile(r"\A\s*#!|main_ppo|\\\n|^\s*(?:python3?|torchrun|ray job submit)\s", re.MULTILINE)
 
@@ -55,7 +56,10 @@ def _script(text: str) -> Pasted:
     if len(text.encode("utf-8", "replace")) > MAX_BYTES:
         return Pasted("script", error=f"the text is larger than {MAX_BYTES:,} bytes, the most a launch script may have")
     try:
-        return Pasted("script", launch=read_text(Source(text if text.endswith("\n") else text + "\n", None, "script", {}), context))
+        return Pasted(
+            "script",
+            launch=read_text(Source(text if text.endswith("\n") else text + "\n", None, "script", {}), context),
+        )
     except LaunchError as error:
         return Pasted("script", error=error.message, line=error.line)
 

@@ -187,9 +187,7 @@ def studies_page(
     conditions: list[ColumnElement[bool]] = []
     if text:
         like = f"%{_literal(text)}%"
-        conditions.append(
-            or_(StudyRow.name.ilike(like, escape=_ESCAPE), StudyRow.workload.ilike(like, escape=_ESCAPE))
-        )
+        conditions.append(or_(StudyRow.name.ilike(like, escape=_ESCAPE), StudyRow.workload.ilike(like, escape=_ESCAPE)))
     if state:
         conditions.append(StudyRow.state == state)
     if fingerprint:
@@ -340,9 +338,7 @@ def workloads_page(store: Store, *, page: int = 1, size: int = 12) -> Page[Workl
         grouped = select(*groups, func.count(), newest).group_by(*groups)
         total = session.scalar(select(func.count()).select_from(grouped.subquery())) or 0
         number = _within(page, total, size)
-        rows = session.execute(
-            grouped.order_by(newest.desc(), *groups).limit(size).offset((number - 1) * size)
-        ).all()
+        rows = session.execute(grouped.order_by(newest.desc(), *groups).limit(size).offset((number - 1) * size)).all()
         found = []
         for fingerprint, simulated, count, when in rows:
             label = session.scalar(

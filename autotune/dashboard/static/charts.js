@@ -18,7 +18,7 @@
     return Object.assign({
       gridcolor: style.getPropertyValue('--line').trim(), zerolinecolor: style.getPropertyValue('--line').trim(),
       linecolor: style.getPropertyValue('--line-2').trim(), automargin: true, fixedrange: true, separatethousands: true
-    }, given || {}, { title: Object.assign({ standoff: 8 }, (given || {}).title || {}) });
+    }, given || {}, { title: Object.assign({ standoff: 8, font: { size: 11 } }, (given || {}).title || {}), tickfont: { size: 11 } });
   }
 
   function draw(place) {
