@@ -161,13 +161,12 @@ def tradeoff_figure(trials: Sequence[TrialSummary]) -> Figure:
     failed = [t for t in trials if t.state in _FAILED]
     known = [x for x in xs if x is not None] if by_memory else []
     low, high = (min(known), max(known)) if known else (0.0, 1.0)
+    width = max(high - low, 0.1 * high)
+    left = (low + high - width) / 2
     if failed:
-        width = max(high - low, 0.1 * high)
-        places = (
-            [(low + high - width) / 2 + width * (i + 0.5) / len(failed) for i in range(len(failed))]
-            if by_memory
-            else [float(t.number) for t in failed]
-        )
+        # Memory of a launch that did not run is not known: they stand side by side.
+        beside = [left + width * (i + 0.5) / len(failed) for i in range(len(failed))]
+        places = beside if by_memory else [float(t.number) for t in failed]
         data.append(_failures(failed, places, [0.0] * len(failed), baseline))
     axis = "trainer's peak memory, GiB" if by_memory else "launch (memory was not measured)"
     layout: Figure = {
@@ -175,8 +174,7 @@ def tradeoff_figure(trials: Sequence[TrialSummary]) -> Figure:
         "yaxis": {"title": {"text": "tokens/s/GPU"}, "rangemode": "tozero"},
     }
     if known:
-        edge = 0.05 * max(high - low, 0.1 * high)
-        layout["xaxis"]["range"] = [low - edge, high + edge]
+        layout["xaxis"]["range"] = [left - 0.05 * width, left + 1.05 * width]
     return {"data": data, "layout": layout}
 
 

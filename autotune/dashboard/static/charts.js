@@ -29,6 +29,12 @@
     if (empty) return;
     var style = getComputedStyle(document.documentElement);
     var layout = colours(figure.layout, style);
+    var narrow = place.closest('.chart').clientWidth < 560;
+    place.classList.toggle('tall', false);
+    if (layout.grid && narrow) {
+      layout.grid = Object.assign({}, layout.grid, { columns: 2, rows: Math.ceil(layout.grid.columns / 2), ygap: 0.45 });
+      place.classList.toggle('tall', layout.grid.rows > 1);
+    }
     Object.keys(layout).concat(['xaxis', 'yaxis']).forEach(function (key) {
       if (/^[xy]axis\d*$/.test(key)) layout[key] = axis(layout[key], style);
     });
@@ -36,7 +42,7 @@
       paper_bgcolor: 'rgba(0,0,0,0)', plot_bgcolor: 'rgba(0,0,0,0)', autosize: true,
       font: { family: getComputedStyle(document.body).fontFamily, size: 12, color: style.getPropertyValue('--text-2').trim() },
       margin: { l: 8, r: 12, t: 8, b: 8 }, dragmode: false,
-      legend: { orientation: 'h', y: 1.02, yanchor: 'bottom', x: 0, font: { size: 11 } },
+      legend: { orientation: 'h', y: 1.02, yanchor: 'bottom', x: 0, font: { size: 11 }, entrywidth: narrow ? 92 : 0, itemwidth: 30 },
       hoverlabel: {
         bgcolor: style.getPropertyValue('--panel').trim(), bordercolor: style.getPropertyValue('--line-2').trim(),
         font: { color: style.getPropertyValue('--text').trim(), size: 12 }, align: 'left'
