@@ -25,7 +25,7 @@ from typing import Any
 
 import httpx
 import uvicorn
-from sqlalchemy import func, insert, select
+from sqlalchemy import create_engine, func, insert, select
 
 from autotune.dashboard.app import create_app
 from autotune.store.store import Store
@@ -53,7 +53,7 @@ def main() -> None:
     store = Store.open(f"sqlite:///{asked.database.resolve()}")
     if not made:
         begin = time.monotonic()
-        fill(store)
+        fill(asked.database)
         print(f"made {asked.database} in {time.monotonic() - begin:.0f} s")
     with store.reading() as session:
         counts = {
@@ -61,10 +61,7 @@ def main() -> None:
             for name, table in (("studies", StudyRow), ("trials", TrialRow), ("steps", StepRow))
         }
         largest = session.execute(
-            select(TrialRow.study_id, func.count())
-            .group_by(TrialRow.study_id)
-            .order_by(func.count().desc())
-            .limit(1)
+            select(TrialRow.study_id, func.count()).group_by(TrialRow.study_id).order_by(func.count().desc()).limit(1)
         ).one()[0]
         ordinary = session.scalar(
             select(StudyRow.id).where(StudyRow.state == "finished", StudyRow.id != largest).limit(1)
@@ -214,13 +211,14 @@ def served(store: Store) -> Iterator[str]:
 # -- data ------------------------------------------------------------------------------------------------------------------
 
 
-def fill(store: Store) -> None:
+def fill(database: Path) -> None:
     """Nights of forty workloads; one night in twenty is slower than noise explains."""
     dice = random.Random(8)
     config = {f"section_{i // 40}.group_{i // 8}.a_setting_of_verl_{i}": i for i in range(CONFIG_KEYS)}
-    sizes = [LARGEST] + _sizes(TRIALS - LARGEST, STUDIES - 1)
+    sizes = [LARGEST, *_sizes(TRIALS - LARGEST, STUDIES - 1)]
     begin = datetime.now(timezone.utc) - timedelta(days=60)
     trial_id = 0
+    engine = create_engine(f"sqlite:///{database.resolve()}")
     for at, size in enumerate(sizes):
         workload, night = at % WORKLOADS, at // WORKLOADS
         base = 800 + 90 * workload
@@ -238,7 +236,7 @@ def fill(store: Store) -> None:
             "best_number": number, "best_throughput": best, "best_range": [0.97 * best, 1.03 * best], "launch_noise": 0.012, "refused": 12,
             "emitted": {"overrides": trials[number]["point"], "changed": [keys.MAX_NUM_SEQS, keys.ACTOR_MICRO_BATCH]},
         }  # fmt: skip
-        with store.reading() as session, session.begin():
+        with engine.begin() as session:
             session.execute(
                 insert(StudyRow),
                 [
@@ -278,7 +276,11 @@ def _trials(
             keys.FAST_POLL: number > 0,
         }
         fails = number > 0 and dice.random() < 0.12
-        gain = 1.0 if number == 0 else 0.8 + 0.05 * (point[keys.MAX_NUM_SEQS].bit_length() + point[keys.ACTOR_MICRO_BATCH].bit_length())
+        gain = (
+            1.0
+            if number == 0
+            else 0.8 + 0.05 * (point[keys.MAX_NUM_SEQS].bit_length() + point[keys.ACTOR_MICRO_BATCH].bit_length())
+        )
         speed = base * gain * dice.gauss(1.0, 0.012)
         seconds = 80_000_000 / speed / 1000
         started = created + timedelta(minutes=3.6 * number * 98 / size)

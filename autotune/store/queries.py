@@ -407,13 +407,8 @@ def store_token(store: Store) -> str:
 def _summaries(session: Any, ids: Sequence[int]) -> list[StudySummary]:
     if not ids:
         return []
-    counts: dict[int, int] = dict(
-        session.execute(
-            select(TrialRow.study_id, func.count()).where(TrialRow.study_id.in_(ids)).group_by(TrialRow.study_id)
-        )
-        .tuples()
-        .all()
-    )
+    counted = select(TrialRow.study_id, func.count()).where(TrialRow.study_id.in_(ids)).group_by(TrialRow.study_id)
+    counts = {row[0]: row[1] for row in session.execute(counted)}
     rows = {row.id: row for row in session.execute(select(*_STUDY).where(StudyRow.id.in_(ids)))}
     return [
         StudySummary(
