@@ -123,12 +123,13 @@ def knob_effects(trials: Sequence[TrialSummary], release: str) -> list[KnobEffec
     """
     knobs = catalogue(release)
     measured = [t for t in trials if t.state is TrialState.MEASURED and t.step_seconds]
+    values = {t.number: t.point.as_dict() for t in measured}
     found = []
-    for key in sorted({key for t in measured for key, _ in t.point.values}):
-        awake = [t for t in measured if not asleep(key, t.point.as_dict()) and key in t.point.as_dict()]
+    for key in sorted({key for point in values.values() for key in point}):
+        awake = [t for t in measured if key in values[t.number] and not asleep(key, values[t.number])]
         groups: dict[tuple[str, KnobValue], list[TrialSummary]] = {}
         for t in awake:
-            value = t.point[key]
+            value = values[t.number][key]
             groups.setdefault((type(value).__name__, value), []).append(t)
         if len(groups) < 2:
             continue
@@ -136,8 +137,8 @@ def knob_effects(trials: Sequence[TrialSummary], release: str) -> list[KnobEffec
         effects = {}
         for phase in ("step", *PHASES):
             means = {
-                value: fmean(seconds)
-                for (_, value), members in groups.items()
+                setting: fmean(seconds)
+                for (_, setting), members in groups.items()
                 if (seconds := [s for t in members if (s := _seconds(t, phase)) is not None])
             }
             if len(means) < 2:
@@ -164,7 +165,7 @@ def explained(groups: Sequence[Sequence[float]]) -> float | None:
     total = sum((value - mean) ** 2 for value in values)
     if total <= 0:
         return 0.0
-    within = sum((value - fmean(group)) ** 2 for group in groups for value in group)
+    within = sum((value - middle) ** 2 for group in groups if group for middle in [fmean(group)] for value in group)
     noise = within / (len(values) - len(groups))
     return min(1.0, max(0.0, (total - within - (len(groups) - 1) * noise) / total))
 

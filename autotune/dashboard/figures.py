@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import json
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 from autotune.dashboard.analysis import (
@@ -30,6 +31,7 @@ _STRIPS = 6
 _FAILED = (TrialState.INFEASIBLE, TrialState.FAILED, TrialState.INVALID)
 
 
+@lru_cache(maxsize=8192)
 def plain(text: str) -> str:
     """Text for Plotly, which takes some HTML for markup: without secrets, and every character stands for itself."""
     return html.escape(redact(text), quote=False)
@@ -411,7 +413,8 @@ def _told(trial: TrialSummary, baseline: TrialSummary | None) -> str:
         said = " · ".join(figures)
     else:
         said = _why(trial)
-    changes = trial.point.changes_from(baseline.point) if baseline is not None else trial.point.as_dict()
+    own = {(key, type(value), value) for key, value in baseline.point.values} if baseline is not None else set()
+    changes = {key: value for key, value in trial.point.values if (key, type(value), value) not in own}
     lines = [head, said]
     lines += [f"{wording.short_key(key)} = {wording.value(value)}"[:90] for key, value in list(changes.items())[:8]]
     return "<br>".join(plain(line) for line in lines)

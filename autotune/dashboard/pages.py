@@ -30,7 +30,7 @@ from autotune.values import KnobValue, Point, StepRecord, TrialState
 from autotune.verl import keys
 from autotune.verl.knobs import Knob, catalogue
 
-CHARTED = 2000
+CHARTED = 500
 """Launches of one study that the pictures show."""
 
 
@@ -214,7 +214,8 @@ def study(store: Store, study_id: int, *, with_script: bool = True) -> StudyPage
     trials = queries.trial_summaries(store, study_id, most=CHARTED)
     verdict = record.verdict or {}
     baseline = next((t for t in trials if t.number == 0), None)
-    chosen = next((t for t in trials if t.number == verdict.get("best_number")), None)
+    number = verdict.get("best_number")
+    chosen = queries.trial_summary(store, study_id, number) if isinstance(number, int) else None
     fastest = max(
         (t for t in trials if t.state is TrialState.MEASURED and t.throughput),
         key=lambda t: t.throughput or 0.0,
@@ -438,12 +439,10 @@ def _of_study(store: Store, study_id: int) -> list[Column]:
     record = queries.study_by_id(store, study_id)
     if not found or record is None:
         return []
-    trials = queries.trial_summaries(store, study_id, most=CHARTED)
-    best = (record.verdict or {}).get("best_number")
+    best = (record.verdict or {}).get("best_number") or 0
+    shown = [queries.trial_summary(store, study_id, number) for number in sorted({0, best})]
     return [
-        Column(found[0], t, "your command" if t.number == 0 else "best", _versions(record))
-        for t in trials
-        if t.number in (0, best)
+        Column(found[0], t, "best" if t.number else "your command", _versions(record)) for t in shown if t is not None
     ]
 
 

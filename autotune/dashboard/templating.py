@@ -71,8 +71,19 @@ def asset_url(name: str) -> str:
 
 def _clean(value: Any) -> Any:
     if isinstance(value, str) and not isinstance(value, Markup):
-        return redact(value.encode("utf-8", "replace").decode("utf-8"))
+        return _redacted(value) if len(value) < 200 else redact(_printable(value))
     return value
+
+
+@lru_cache(maxsize=8192)
+def _redacted(text: str) -> str:
+    """For the short texts of which a page has thousands, most of them alike."""
+    return redact(_printable(text))
+
+
+def _printable(text: str) -> str:
+    """Bytes that were no UTF-8 cannot be sent; they are shown as question marks."""
+    return text.encode("utf-8", "replace").decode("utf-8")
 
 
 def _setting(value: KnobValue | list[Any] | Mapping[str, Any]) -> str:
