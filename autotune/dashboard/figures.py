@@ -217,7 +217,7 @@ def strips_figure(trials: Sequence[TrialSummary], effects: Sequence[KnobEffects]
             "type": "category",
             "categoryorder": "array",
             "categoryarray": [plain(v) for v in order],
-            "title": {"text": plain(wording.short_key(knob.key)), "font": {"size": 11}},
+            "title": {"text": _wrapped(wording.short_key(knob.key)), "font": {"size": 11}},
         }
         layout[f"yaxis{suffix}"] = {
             "rangemode": "tozero",
@@ -293,7 +293,8 @@ def parallel_figure(trials: Sequence[TrialSummary]) -> Figure:
         "xaxis": {
             "tickvals": list(range(ends + 1)),
             "ticktext": [*(_wrapped(wording.short_key(key)) for key in keys), "tokens/s/GPU"],
-            "range": [-0.1, ends + 0.45],
+            "range": [-0.35, ends + 0.45],
+            "ticklabeloverflow": "allow",
             "showgrid": False,
             "zeroline": False,
         },

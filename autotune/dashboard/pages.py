@@ -71,6 +71,16 @@ class WorkloadTrend:
         return self.points[-1]
 
     @property
+    def baseline(self) -> float | None:
+        """The newest one that is known."""
+        return next((p.night.baseline for p in reversed(self.points) if p.night.baseline is not None), None)
+
+    @property
+    def best(self) -> float | None:
+        """The newest one that is known."""
+        return next((p.night.best for p in reversed(self.points) if p.night.best is not None), None)
+
+    @property
     def regressions(self) -> tuple[TrendPoint, ...]:
         return tuple(point for point in self.points if point.regressed)
 
@@ -198,6 +208,11 @@ class StudyPage:
         if self.on_cpu:
             return f"{self.study.n_gpus} rank{'s' if self.study.n_gpus > 1 else ''} on the CPU"
         return f"{self.study.n_gpus} GPU{'s' if self.study.n_gpus > 1 else ''}"
+
+    @property
+    def effect_phases(self) -> list[str]:
+        """Columns of the table of effects."""
+        return ["step", *order_phases(*({p: 0.0 for p in knob.effects if p != "step"} for knob in self.effects))]
 
     @property
     def scale(self) -> float:

@@ -12,7 +12,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 import autotune
 from autotune.dashboard.figures import figure_json
@@ -49,6 +49,7 @@ def environment() -> Environment:
         iso=lambda moment: moment.astimezone(timezone.utc).isoformat(timespec="seconds"),
         slug=lambda name: str(name).replace("_", "-"),
         shade=_shade,
+        breaks=_breaks,
         json_text=lambda value: json.dumps(value, indent=2, ensure_ascii=False, default=str),
     )
     made.globals.update(version=autotune.__version__, asset=asset_url, query=_query, assigned=_assigned)
@@ -94,6 +95,12 @@ def _assigned(override: Override) -> str:
     """The value of an override; masked where its key says that it is a credential."""
     value = override.value or ""
     return value if redact(f"{override.key}={value}") == f"{override.key}={value}" else redact(f"KEY={value}")[4:]
+
+
+def _breaks(name: str) -> Markup:
+    """A key that may be broken after its dots and underscores."""
+    escaped = str(escape(redact(name)))
+    return Markup(escaped.replace("_", "_<wbr>").replace(".", ".<wbr>"))
 
 
 def _percent(fraction: float | None, digits: int = 1) -> str:

@@ -21,6 +21,29 @@
     }, given || {}, { title: Object.assign({ standoff: 8, font: { size: 11 } }, (given || {}).title || {}), tickfont: { size: 11 } });
   }
 
+  var GLYPHS = { circle: '●', diamond: '◆', 'x-thin': '✕', 'triangle-down': '▼' };
+
+  // Names are escaped for Plotly, which takes tags for markup.
+  function plainText(text) { return text.replace(/&lt;/g, '<').replace(/&gt;/g, '>').replace(/&amp;/g, '&'); }
+
+  // Plotly's own legend takes half of a phone's screen.
+  function legend(place, figure, style) {
+    var list = place.closest('.chart').querySelector('.legend');
+    list.replaceChildren();
+    figure.data.forEach(function (trace) {
+      if (!trace.name || trace.showlegend === false) return;
+      var item = document.createElement('li'), glyph = document.createElement('span');
+      var marker = trace.marker || {}, line = trace.line || {};
+      var lines = trace.mode && trace.mode.indexOf('lines') >= 0;
+      var colour = trace.fillcolor || (lines ? line.color : Array.isArray(marker.color) ? '--s4' : marker.color);
+      glyph.textContent = trace.type === 'bar' || trace.fillcolor ? '■' : lines ? '━' : GLYPHS[marker.symbol] || '●';
+      glyph.style.color = colours(colour || '--text-3', style);
+      glyph.setAttribute('aria-hidden', 'true');
+      item.append(glyph, ' ' + plainText(trace.name));
+      list.append(item);
+    });
+  }
+
   function draw(place) {
     var name = place.dataset.figure, figure = figures[name];
     if (!figure) return;
@@ -29,6 +52,7 @@
     if (empty) return;
     var style = getComputedStyle(document.documentElement);
     var layout = colours(figure.layout, style);
+    legend(place, figure, style);
     var narrow = place.closest('.chart').clientWidth < 560;
     place.classList.toggle('tall', false);
     if (layout.grid && narrow) {
@@ -42,7 +66,7 @@
       paper_bgcolor: 'rgba(0,0,0,0)', plot_bgcolor: 'rgba(0,0,0,0)', autosize: true,
       font: { family: getComputedStyle(document.body).fontFamily, size: 12, color: style.getPropertyValue('--text-2').trim() },
       margin: { l: 8, r: 12, t: 8, b: 8 }, dragmode: false,
-      legend: { orientation: 'h', y: 1.02, yanchor: 'bottom', x: 0, font: { size: 11 }, entrywidth: narrow ? 92 : 0, itemwidth: 30 },
+      showlegend: false,
       hoverlabel: {
         bgcolor: style.getPropertyValue('--panel').trim(), bordercolor: style.getPropertyValue('--line-2').trim(),
         font: { color: style.getPropertyValue('--text').trim(), size: 12 }, align: 'left'
