@@ -338,7 +338,7 @@ def steps_figure(steps: Sequence[StepRecord]) -> Figure:
         "layout": {
             "barmode": "stack",
             "bargap": 0.35,
-            "xaxis": {"type": "category", "title": {"text": "step"}},
+            "xaxis": {"type": "category", "showgrid": False, "title": {"text": "step"}},
             "yaxis": {"title": {"text": "seconds"}},
         },
     }
