@@ -106,10 +106,24 @@ def trend_figure(points: Sequence[TrendPoint]) -> Figure:
     return {"data": data, "layout": {"yaxis": {"title": {"text": "tokens/s/GPU"}, "rangemode": "tozero"}}}
 
 
-def best_figure(trials: Sequence[TrialSummary], *, over: str, n_gpus: int, unit: str = "GPU-minutes") -> Figure:
+def told(trials: Sequence[TrialSummary]) -> dict[int, str]:
+    """What hovering over each launch shows, by its number; several pictures share it."""
+    baseline = _baseline(trials)
+    return {trial.number: _told(trial, baseline) for trial in trials}
+
+
+def best_figure(
+    trials: Sequence[TrialSummary],
+    texts: Mapping[int, str],
+    *,
+    over: str,
+    n_gpus: int,
+    unit: str = "GPU-minutes",
+) -> Figure:
     """Every launch, and the best so far.
 
     Args:
+        texts: of `told`.
         over: `trials` (launches in order) or `minutes` (GPU-minutes since the study began).
     """
     zero = min((t.started_at for t in trials if t.started_at), default=None)
@@ -137,11 +151,11 @@ def best_figure(trials: Sequence[TrialSummary], *, over: str, n_gpus: int, unit:
             "name": "best so far",
             "hoverinfo": "skip",
         },
-        *_points(measured, xs, baseline),
+        *_points(measured, xs, baseline, texts),
     ]
     failed = [t for t in trials if t.state in _FAILED and place(t) is not None]
     if failed:
-        data.append(_failures(failed, [place(t) for t in failed], [0.0] * len(failed), baseline))
+        data.append(_failures(failed, [place(t) for t in failed], [0.0] * len(failed), texts))
     layout: Figure = {
         "xaxis": {"title": {"text": "launch" if over == "trials" else unit}},
         "yaxis": {"title": {"text": "tokens/s/GPU"}, "rangemode": "tozero"},
@@ -151,7 +165,7 @@ def best_figure(trials: Sequence[TrialSummary], *, over: str, n_gpus: int, unit:
     return {"data": data, "layout": layout}
 
 
-def tradeoff_figure(trials: Sequence[TrialSummary]) -> Figure:
+def tradeoff_figure(trials: Sequence[TrialSummary], texts: Mapping[int, str]) -> Figure:
     """Tokens/s over memory, MFU as the shade; what did not run stands on the zero line as a failure."""
     measured = [t for t in trials if t.state is TrialState.MEASURED and t.throughput]
     with_memory = [t for t in measured if t.memory_gb is not None]
@@ -159,7 +173,7 @@ def tradeoff_figure(trials: Sequence[TrialSummary]) -> Figure:
     shown = with_memory if by_memory else measured
     baseline = _baseline(trials)
     xs = [t.memory_gb if by_memory else float(t.number) for t in shown]
-    data = _points(shown, xs, baseline, shade=True)
+    data = _points(shown, xs, baseline, texts, shade=True)
     failed = [t for t in trials if t.state in _FAILED]
     known = [x for x in xs if x is not None] if by_memory else []
     low, high = (min(known), max(known)) if known else (0.0, 1.0)
@@ -169,7 +183,7 @@ def tradeoff_figure(trials: Sequence[TrialSummary]) -> Figure:
         # Memory of a launch that did not run is not known: they stand side by side.
         beside = [left + width * (i + 0.5) / len(failed) for i in range(len(failed))]
         places = beside if by_memory else [float(t.number) for t in failed]
-        data.append(_failures(failed, places, [0.0] * len(failed), baseline))
+        data.append(_failures(failed, places, [0.0] * len(failed), texts))
     axis = "trainer's peak memory, GiB" if by_memory else "launch (memory was not measured)"
     layout: Figure = {
         "xaxis": {"title": {"text": axis}},
@@ -185,7 +199,7 @@ def strips_figure(trials: Sequence[TrialSummary], effects: Sequence[KnobEffects]
     data: list[Figure] = []
     layout: Figure = {"grid": {"rows": 1, "columns": max(1, min(len(effects), _STRIPS)), "pattern": "independent"}}
     shown = effects[:_STRIPS]
-    measured = [t for t in trials if t.state is TrialState.MEASURED]
+    measured = [(t, t.point.as_dict()) for t in trials if t.state is TrialState.MEASURED]
     for at, knob in enumerate(shown, 1):
         touched = [e for e in knob.effects.values() if e.expected and e.phase != "step"] or list(knob.effects.values())
         if not touched:
@@ -193,11 +207,9 @@ def strips_figure(trials: Sequence[TrialSummary], effects: Sequence[KnobEffects]
         strongest = max(touched, key=lambda e: e.slowest_seconds - e.fastest_seconds)
         phase = strongest.phase
         order = [wording.value(v) for v in knob.values]
-        rows = [
-            (wording.value(t.point[knob.key]), t.step_seconds if phase == "step" else t.phases.get(phase), t)
-            for t in sorted(measured, key=lambda t: sort_key(t.point.as_dict().get(knob.key)))
-            if knob.key in t.point.as_dict()
-        ]
+        here = [(point[knob.key], t) for t, point in measured if knob.key in point]
+        here.sort(key=lambda pair: sort_key(pair[0]))
+        rows = [(wording.value(v), t.step_seconds if phase == "step" else t.phases.get(phase), t) for v, t in here]
         suffix = "" if at == 1 else str(at)
         data.append(
             {
@@ -348,11 +360,12 @@ def _points(
     trials: Sequence[TrialSummary],
     xs: Sequence[float | None],
     baseline: TrialSummary | None,
+    texts: Mapping[int, str],
     *,
     shade: bool = False,
 ) -> list[Figure]:
     """The user's command as diamonds, every other setting as circles; with `shade`, darker for a higher MFU."""
-    own = baseline.point if baseline is not None else None
+    own = {t.number for t in trials if baseline is not None and t.point == baseline.point}
     mfus = [t.mfu for t in trials if t.mfu is not None]
     low, span = (min(mfus), (max(mfus) - min(mfus)) or 1.0) if mfus else (0.0, 1.0)
     data: list[Figure] = []
@@ -360,7 +373,7 @@ def _points(
         ("your command", "diamond", "--text-2", True),
         ("another setting", "circle", "--accent", False),
     ):
-        rows = [(t, x) for t, x in zip(trials, xs, strict=True) if (t.point == own) is is_own]
+        rows = [(t, x) for t, x in zip(trials, xs, strict=True) if (t.number in own) is is_own]
         if not rows:
             continue
         shades = [
@@ -370,7 +383,7 @@ def _points(
             {
                 "x": [x for _, x in rows],
                 "y": [t.throughput for t, _ in rows],
-                "text": [_told(t, baseline) for t, _ in rows],
+                "text": [texts[t.number] for t, _ in rows],
                 "customdata": [_link(t) for t, _ in rows],
                 "mode": "markers",
                 "name": name,
@@ -387,12 +400,12 @@ def _points(
 
 
 def _failures(
-    trials: Sequence[TrialSummary], xs: Sequence[float | None], ys: Sequence[float], baseline: TrialSummary | None
+    trials: Sequence[TrialSummary], xs: Sequence[float | None], ys: Sequence[float], texts: Mapping[int, str]
 ) -> Figure:
     return {
         "x": list(xs),
         "y": list(ys),
-        "text": [_told(t, baseline) for t in trials],
+        "text": [texts[t.number] for t in trials],
         "customdata": [_link(t) for t in trials],
         "mode": "markers",
         "name": "did not run",

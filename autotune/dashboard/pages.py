@@ -265,9 +265,10 @@ def study_figures(
     measured = [t for t in trials if t.state is TrialState.MEASURED]
     found: dict[str, Figure] = {}
     if measured:
-        found["best-trials"] = figures.best_figure(trials, over="trials", n_gpus=record.n_gpus)
-        found["best-minutes"] = figures.best_figure(trials, over="minutes", n_gpus=record.n_gpus, unit=unit)
-        found["tradeoff"] = figures.tradeoff_figure(trials)
+        texts = figures.told(trials)
+        found["best-trials"] = figures.best_figure(trials, texts, over="trials", n_gpus=record.n_gpus)
+        found["best-minutes"] = figures.best_figure(trials, texts, over="minutes", n_gpus=record.n_gpus, unit=unit)
+        found["tradeoff"] = figures.tradeoff_figure(trials, texts)
     if effects:
         found["strips"] = figures.strips_figure(trials, effects)
     if len({t.point for t in trials}) > 1:

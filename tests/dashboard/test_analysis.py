@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from autotune.dashboard.analysis import explained, knob_effects, timeline, trend
-from autotune.dashboard.figures import best_figure, figure_json, parallel_figure, strips_figure, tradeoff_figure
+from autotune.dashboard.figures import best_figure, figure_json, parallel_figure, strips_figure, told, tradeoff_figure
 from autotune.store.queries import Night, TrialSummary
 from autotune.values import Point, TrialKind, TrialState
 from autotune.verl import keys
@@ -171,8 +171,8 @@ def test_nothing_launched_is_no_timeline():
 def test_failures_are_shown_as_failures():
     bad = trial(1, state=TrialState.INFEASIBLE, throughput=None, failure={"class": "oom_gpu", "phase": "gen"})
     for figure in (
-        best_figure([trial(0), bad], over="trials", n_gpus=8),
-        tradeoff_figure([trial(0, memory_gb=40.0), bad]),
+        best_figure([trial(0), bad], told([trial(0), bad]), over="trials", n_gpus=8),
+        tradeoff_figure([trial(0, memory_gb=40.0), bad], told([trial(0, memory_gb=40.0), bad])),
     ):
         (lane,) = [data for data in figure["data"] if data["name"] == "did not run"]
         assert len(lane["x"]) == 1
@@ -181,13 +181,18 @@ def test_failures_are_shown_as_failures():
 
 def test_failures_lie_inside_the_picture():
     bad = [trial(n, state=TrialState.INFEASIBLE, throughput=None, failure={}) for n in range(1, 6)]
-    figure = tradeoff_figure([trial(0, memory_gb=40.0), *bad])
+    figure = tradeoff_figure([trial(0, memory_gb=40.0), *bad], told([trial(0, memory_gb=40.0), *bad]))
     low, high = figure["layout"]["xaxis"]["range"]
     assert all(low < x < high for data in figure["data"] for x in data["x"])
 
 
 def test_gpu_minutes_count_every_gpu():
-    figure = best_figure([trial(0, 0, 60), trial(1, 60, 180, throughput=200.0)], over="minutes", n_gpus=8)
+    figure = best_figure(
+        [trial(0, 0, 60), trial(1, 60, 180, throughput=200.0)],
+        told([trial(0, 0, 60), trial(1, 60, 180, throughput=200.0)]),
+        over="minutes",
+        n_gpus=8,
+    )
     assert figure["data"][0]["x"] == [8.0, 24.0]
     assert figure["data"][0]["y"] == [100.0, 200.0]
 
@@ -198,8 +203,8 @@ def test_pictures_do_not_depend_on_figures_that_are_missing():
         trial(1, state=TrialState.RUNNING, ended_at=None, throughput=None, phases={}, point=Point.of({"other": None})),
     ]
     for figure in (
-        best_figure(odd, over="minutes", n_gpus=1),
-        tradeoff_figure(odd),
+        best_figure(odd, told(odd), over="minutes", n_gpus=1),
+        tradeoff_figure(odd, told(odd)),
         strips_figure(odd, []),
         parallel_figure(odd),
     ):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from sqlalchemy import func, select
 
 from autotune.store import queries
+from autotune.store.tables import TrialRow
 from autotune.values import Point, TrialKind, TrialState
 from autotune.verl import keys
 from tests.studies import BASELINE, add_study, add_trial, failure, finished_study, measurement
@@ -102,3 +104,14 @@ def test_the_best_so_far_is_measured_never_invalid(store):
     add_trial(store, study, Point.of({keys.MAX_NUM_SEQS: 1}), outcome=measurement(0.1), state=TrialState.INVALID)
     add_trial(store, study, Point.of({keys.MAX_NUM_SEQS: 2}), outcome=failure())
     assert queries.best_so_far(store, study) == (250.0, 250.0)
+
+
+def test_a_reader_does_not_hold_up_the_writer(store):
+    study = finished_study(store)
+    with store.reading() as session:
+        session.execute(select(TrialRow.id)).first()  # its transaction stays open
+        number = add_trial(store, study, BASELINE, outcome=measurement(1.0))
+        assert number == 4
+        before = session.scalar(select(func.count(TrialRow.id)))
+    assert before in (4, 5)  # SQLite shows the state at the begin, PostgreSQL the newest
+    assert len(store.trials(study)) == 5
