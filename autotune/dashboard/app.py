@@ -36,11 +36,14 @@ _STATES = ("", "running", "finished", "stopped", "failed")
 _FOR_EVER = {"Cache-Control": "public, max-age=31536000, immutable"}
 
 
-def create_app(store: Store, *, hosts: Collection[str] = LOOPBACK) -> FastAPI:
+def create_app(
+    store: Store, *, hosts: Collection[str] = LOOPBACK, stopping: Callable[[], bool] = lambda: False
+) -> FastAPI:
     """The dashboard over one store.
 
     Args:
         hosts: names under which it answers.
+        stopping: whether the server is about to end; streams of events would hold it up.
     """
     app = FastAPI(title="autotune", docs_url=None, redoc_url=None, openapi_url=None)
     app.add_middleware(Guard, hosts=hosts)
@@ -158,7 +161,7 @@ def create_app(store: Store, *, hosts: Collection[str] = LOOPBACK) -> FastAPI:
 
     @app.get("/events")
     def events(since: str = "") -> Response:
-        return _stream(_changes(lambda: queries.store_token(store), since, running=lambda: True))
+        return _stream(_changes(lambda: queries.store_token(store), since, running=lambda: True, stopping=stopping))
 
     @app.get("/studies/{study_id}/events")
     def study_events(study_id: int, since: str = "") -> Response:
@@ -166,7 +169,9 @@ def create_app(store: Store, *, hosts: Collection[str] = LOOPBACK) -> FastAPI:
             found = queries.study_summaries(store, [study_id])
             return bool(found) and found[0].state == "running"
 
-        return _stream(_changes(lambda: queries.study_token(store, study_id), since, running=running))
+        return _stream(
+            _changes(lambda: queries.study_token(store, study_id), since, running=running, stopping=stopping)
+        )
 
     return app
 
@@ -185,7 +190,9 @@ def _stream(lines: AsyncIterator[str]) -> StreamingResponse:
     return StreamingResponse(lines, media_type="text/event-stream", headers={"X-Accel-Buffering": "no"})
 
 
-async def _changes(token: Callable[[], str], since: str, *, running: Callable[[], bool]) -> AsyncIterator[str]:
+async def _changes(
+    token: Callable[[], str], since: str, *, running: Callable[[], bool], stopping: Callable[[], bool] = lambda: False
+) -> AsyncIterator[str]:
     """Server-sent events: `change` whenever the token changes, `end` once nothing can change any more.
 
     Args:
@@ -193,7 +200,7 @@ async def _changes(token: Callable[[], str], since: str, *, running: Callable[[]
     """
     seen, quiet = since, 0.0
     yield "retry: 3000\n\n"
-    while True:
+    while not stopping():
         goes_on = await run_in_threadpool(running)
         now = pages.digest(await run_in_threadpool(token))
         if now != seen:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import socket
 from collections.abc import Callable
@@ -74,17 +75,21 @@ def serve(store: Store, address: Address, ready: Callable[[str], None]) -> None:
         port = listener.getsockname()[1]
         scheme = "http" if address.tls_cert is None else "https"
         host = f"[{address.host}]" if ":" in address.host else address.host
+        app = create_app(store, hosts=address.names, stopping=lambda: server.should_exit)
         config = uvicorn.Config(
-            create_app(store, hosts=address.names),
-            log_level="warning",
+            app,
+            log_level="critical",
             access_log=False,
             server_header=False,
             timeout_graceful_shutdown=_GRACE_SECONDS,
             ssl_certfile=address.tls_cert,
             ssl_keyfile=address.tls_key,
         )
+        server = uvicorn.Server(config)
         ready(f"{scheme}://{host}:{port}/")
-        uvicorn.Server(config).run(sockets=[listener])
+        # Ended by Ctrl-C, uvicorn raises the signal once more when everything is closed.
+        with contextlib.suppress(KeyboardInterrupt):
+            server.run(sockets=[listener])
 
 
 def is_loopback(host: str) -> bool:

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import signal
 import socket
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -44,3 +49,18 @@ def test_a_port_in_use_is_named(url):
     assert result.exit_code == 2
     assert f"cannot listen on 127.0.0.1, port {port}" in result.stderr
     assert "--port" in result.stderr
+
+
+def test_it_says_where_it_listens_and_ends_with_ctrl_c_while_a_page_is_open(url):
+    command = [sys.executable, "-m", "autotune.cli.main", "dashboard", "--storage", url, "--port", "0"]
+    root = Path(__file__).resolve().parents[2]
+    server = subprocess.Popen(command, cwd=root, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert server.stdout is not None
+    line = server.stdout.readline()
+    address = line.split()[-1]
+    with urllib.request.urlopen(f"{address}events", timeout=60) as events:
+        assert events.readline() == b"retry: 3000\n"
+        server.send_signal(signal.SIGINT)
+        _, complained = server.communicate(timeout=60)
+    assert server.returncode == 0
+    assert complained == ""

@@ -70,7 +70,8 @@ def base(folder: Path) -> Iterator[str]:
         time.sleep(0.1)
     yield found[0]
     server.send_signal(signal.SIGINT)
-    server.wait(timeout=20)
+    assert server.wait(timeout=20) == 0, said.read_text()
+    assert "Traceback" not in said.read_text()
 
 
 class Watched:
