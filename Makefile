@@ -1,5 +1,5 @@
 # make demo   creates .venv, installs, tunes real verl on the CPU, shows the result
-# make test   installs, runs every test, the real-verl and PostgreSQL ones too
+# make test   installs, runs every test, the real-verl, PostgreSQL and browser ones too
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
@@ -11,11 +11,11 @@ LOCK   := -c requirements/verl-cpu-lock.txt
 demo: $(VENV)/.verl
 	$(BIN)/autotune run --demo --out autotune-out
 
-test: $(VENV)/.verl $(VENV)/.postgres
+test: $(VENV)/.verl $(VENV)/.postgres $(VENV)/.chromium
 	$(BIN)/python -m pytest
 
 test-fast: $(VENV)/.base
-	$(BIN)/python -m pytest -m "not verl and not postgres"
+	$(BIN)/python -m pytest -m "not verl and not postgres and not browser"
 
 lint: $(VENV)/.base
 	$(BIN)/ruff check .
@@ -51,6 +51,12 @@ $(VENV)/.verl: $(VENV)/.venv pyproject.toml requirements/verl-cpu.txt requiremen
 $(VENV)/.postgres: $(VENV)/.venv
 	@ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1 || command -v initdb >/dev/null 2>&1 || { \
 	  echo "installing PostgreSQL for the storage tests"; apt-get update -qq && apt-get install -y -qq postgresql; }
+	touch $@
+
+# Playwright's own browser cannot be downloaded everywhere; Debian's is driven as well.
+$(VENV)/.chromium: $(VENV)/.venv
+	@command -v chromium >/dev/null 2>&1 || command -v chromium-browser >/dev/null 2>&1 || { \
+	  echo "installing Chromium for the dashboard tests"; apt-get update -qq && apt-get install -y -qq chromium; }
 	touch $@
 
 clean:

@@ -10,6 +10,7 @@ from rich.markup import escape
 
 from autotune.cli import console as terminal
 from autotune.cli.storage import DEFAULT_STORAGE, chosen_study, open_existing
+from autotune.dashboard.report import write_report
 from autotune.tuner.execute import check_writable
 from autotune.tuner.outcome import write_outputs
 from autotune.values import BadInput
@@ -23,7 +24,7 @@ def export(
     storage: Annotated[str, typer.Option(help="Database URL.")] = DEFAULT_STORAGE,
     as_json: Annotated[bool, typer.Option("--json", help="Print the paths as one JSON object.")] = False,
 ) -> None:
-    """Writes report.md, best.yaml and trials.parquet of a study."""
+    """Writes report.html, report.md, best.yaml and trials.parquet of a study."""
     try:
         store = open_existing(storage)
         record = chosen_study(store, study)
@@ -35,6 +36,7 @@ def export(
     emitted = (record.verdict or {}).get("emitted") or {"overrides": {}, "changed": []}
     changes = {key: emitted["overrides"][key] for key in emitted["changed"]}
     files = write_outputs(store, record, store.trials(record.id), folder, changes=changes)
+    files.append(write_report(store, record.name, folder))
     if as_json:
         terminal.print_json({"files": [str(path) for path in files]})
         return

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import signal
 import sys
+from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
 from types import FrameType
@@ -18,10 +19,12 @@ from autotune.cli import console as terminal
 from autotune.cli.pairs import pairs
 from autotune.cli.progress import Progress
 from autotune.cli.storage import DEFAULT_STORAGE
+from autotune.dashboard.report import write_report
 from autotune.launch import Launch, capture_environment
 from autotune.measure.job_record import await_orphans
 from autotune.measure.runner import Limits, StepPlan
 from autotune.store.records import StudyRecord
+from autotune.store.store import Store
 from autotune.tuner import wording as words
 from autotune.tuner.demo import DEMO_SPACE, demo_request
 from autotune.tuner.execute import Outputs, StudyJob, check_places
@@ -191,6 +194,8 @@ def tune(request: RunRequest, *, dry_run: bool, as_json: bool, resumed: StudyRec
             previous = {sig: signal.signal(sig, interrupted) for sig in (signal.SIGINT, signal.SIGTERM)}
             try:
                 outputs = job.run()
+                report = write_report(Store.open(request.storage), outputs.study, request.out)
+                outputs = replace(outputs, files=(*outputs.files, report))
             finally:
                 for sig, handler in previous.items():
                     signal.signal(sig, handler)

@@ -139,6 +139,7 @@ class Evaluator:
         args: its arguments.
         name: `$0`.
         given: values that the user has named for what only a shell could know.
+        reads_files: whether files of this host may be read and looked for.
     """
 
     def __init__(
@@ -151,6 +152,7 @@ class Evaluator:
         args: Sequence[str],
         name: str,
         given: Mapping[str, str],
+        reads_files: bool = True,
     ) -> None:
         self.reading = Reading(texts=[text])
         self.shell = Shell(variables_of(env), [Field(arg, passthrough=True) for arg in args], cwd, name=name)
@@ -158,6 +160,7 @@ class Evaluator:
         if home is not None and "HOME" not in self.shell.variables:
             self.shell.variables["HOME"] = Variable(home, exported=True)
         self._given = given
+        self.reads_files = reads_files
         self._expander = Expander(lambda: self.shell, self._substitution, self._miss, home)
         self._steps = 0
         self._written: dict[str, str] = {}
@@ -633,7 +636,8 @@ class Evaluator:
                     self.shell.variables[variable] = old
 
     def _program(self, node: Simple, fields: list[Field]) -> int | None:
-        known = _pure(fields, self.shell.cwd)
+        follows_links = fields[0].text in ("realpath", "readlink")
+        known = _pure(fields, self.shell.cwd) if self.reads_files or not follows_links else None
         if known is not None:
             self._print(known)
             return 0
@@ -723,6 +727,8 @@ class Evaluator:
         full = posixpath.normpath(posixpath.join(self.shell.cwd, path))
         if full in self._written:
             return self._written[full]
+        if not self.reads_files:
+            return None
         try:
             if not os.path.isfile(full) or os.path.getsize(full) > 262_144:
                 return None
@@ -1302,7 +1308,7 @@ class _Test:
         if operator == "-o":
             return value in self._e.shell.options
         if operator in _FILES:
-            if is_unknown(self._e.shell.cwd):
+            if is_unknown(self._e.shell.cwd) or not self._e.reads_files:
                 return None
             path = posixpath.join(self._e.shell.cwd, value)
             try:

@@ -90,6 +90,8 @@ class Context:
     given: Mapping[str, str]
     set_overrides: tuple[str, ...]
     choose: int | None = None
+    reads_files: bool = True
+    """False: a text from somebody who may not see this host's files; what it sources or tests for is not known."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -101,6 +101,7 @@ def read_text(source: Source, context: Context) -> Launch:
         args=context.args,
         name=source.path or "bash",
         given=context.given,
+        reads_files=context.reads_files,
     )
     reading = evaluator.run()
     chosen = _choose(reading, source, context)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from autotune.values import AutotuneError, Point, TrialKind, TrialState
 
@@ -108,13 +108,33 @@ class TrialRecord:
     """Steps that were disturbed and therefore not counted."""
 
 
-def own_command(trials: Sequence[TrialRecord]) -> TrialRecord | None:
+class Compared(Protocol):
+    """What a trial must tell to be compared with the user's own command."""
+
+    @property
+    def number(self) -> int: ...
+    @property
+    def kind(self) -> TrialKind: ...
+    @property
+    def state(self) -> TrialState: ...
+    @property
+    def throughput(self) -> float | None: ...
+    @property
+    def session(self) -> str | None: ...
+    @property
+    def source(self) -> str | None: ...
+
+
+_Trial = TypeVar("_Trial", bound=Compared)
+
+
+def own_command(trials: Sequence[_Trial]) -> _Trial | None:
     """The trial of the user's own command as it is: the measured one, where an earlier launch of it was lost."""
     own = [trial for trial in trials if trial.kind is TrialKind.BASELINE]
     return next((trial for trial in own if trial.state is TrialState.MEASURED), own[-1] if own else None)
 
 
-def gain_of(trial: TrialRecord, trials: Sequence[TrialRecord]) -> float | None:
+def gain_of(trial: Compared, trials: Sequence[Compared]) -> float | None:
     """How much faster a trial was than the user's own command, as a fraction; None: it is that command, or not known.
 
     What a session measured is compared with the user's command in the same session, measured in the same way: inside a

@@ -127,6 +127,10 @@ class Store:
         """Gives back the connections."""
         self._engine.dispose()
 
+    def reading(self) -> Session:
+        """A session for queries that only read; it neither waits for the writer nor holds it up."""
+        return Session(self._engine)
+
     def optuna_storage(self) -> optuna.storages.RDBStorage:
         """Optuna's storage in the same database.
 

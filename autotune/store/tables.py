@@ -41,7 +41,13 @@ class StudyRow(Base):
     """One study: what was asked, and what came out."""
 
     __tablename__ = "autotune_study"
-    __table_args__ = (UniqueConstraint("name"), Index(None, "workload_fingerprint", "created_at"))
+    __table_args__ = (
+        UniqueConstraint("name"),
+        Index(None, "workload_fingerprint", "created_at"),
+        Index(None, "workload_fingerprint", "simulated", "created_at"),
+        Index(None, "created_at"),
+        Index(None, "state"),
+    )
 
     id: Mapped[int] = mapped_column(Integer, primary_key=True)
     name: Mapped[str] = mapped_column(String(200))

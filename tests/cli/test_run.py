@@ -94,6 +94,7 @@ def test_everything_simulated_is_labelled(study):
     assert shown["simulated"]
     assert all(trial["simulated"] for trial in shown["trials"])
     assert "SIMULATED" in (folder / "autotune-out/one/report.md").read_text()
+    assert "SIMULATED" in (folder / "autotune-out/one/report.html").read_text()
     assert "SIMULATED" in autotune(folder, "show").stdout
 
 

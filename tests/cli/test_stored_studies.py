@@ -190,7 +190,12 @@ def test_export_writes_report_settings_and_trials(store: Store, call: Call, tmp_
     finished_study(store)
     result = call("export", "night", "--out", "there", "--json")
     assert result.exit_code == 0
-    assert {Path(path).name for path in loads(result)["files"]} == {"report.md", "best.yaml", "trials.parquet"}
+    assert {Path(path).name for path in loads(result)["files"]} == {
+        "report.html",
+        "report.md",
+        "best.yaml",
+        "trials.parquet",
+    }
     assert yaml.safe_load((tmp_path / "there" / "best.yaml").read_text()) == CHANGES
     assert "Faster by" in (tmp_path / "there" / "report.md").read_text()
 

@@ -1,0 +1,216 @@
+"""The web application: routes, and nothing that they show."""
+
+from __future__ import annotations
+
+import asyncio
+import mimetypes
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from typing import Annotated, Any
+from urllib.parse import parse_qs
+
+from fastapi import FastAPI, Query, Request
+from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+
+from autotune.dashboard import pages, pasted, templating
+from autotune.dashboard.security import LOOPBACK, Guard
+from autotune.store import queries
+from autotune.store.store import Store
+
+ASSETS = frozenset(
+    {
+        "app.css",
+        "app.js",
+        "charts.js",
+        "theme.js",
+        "icon.svg",
+        "vendor/htmx.min.js",
+        "vendor/htmx-sse.min.js",
+        "vendor/plotly-strict.min.js",
+    }
+)
+POLL_SECONDS = 1.0
+_ALIVE_SECONDS = 15.0
+_STATES = ("", "running", "finished", "stopped", "failed")
+_FOR_EVER = {"Cache-Control": "public, max-age=31536000, immutable"}
+
+
+def create_app(
+    store: Store, *, hosts: Collection[str] = LOOPBACK, stopping: Callable[[], bool] = lambda: False
+) -> FastAPI:
+    """The dashboard over one store.
+
+    Args:
+        hosts: names under which it answers.
+        stopping: whether the server is about to end; streams of events would hold it up.
+    """
+    app = FastAPI(title="autotune", docs_url=None, redoc_url=None, openapi_url=None)
+    app.add_middleware(Guard, hosts=hosts)
+    templates = templating.environment()
+    bodies = {name: templating.asset_text(name).encode() for name in ASSETS}
+
+    def page(name: str, values: Mapping[str, Any], *, status: int = 200) -> HTMLResponse:
+        return HTMLResponse(templates.get_template(name).render(**values), status_code=status)
+
+    def missing(what: str) -> HTMLResponse:
+        return page("error.html", {"title": "Not found", "message": what}, status=404)
+
+    @app.exception_handler(HTTPException)
+    def refused(request: Request, error: HTTPException) -> Response:
+        return page("error.html", {"title": str(error.status_code), "message": error.detail}, status=error.status_code)
+
+    @app.exception_handler(422)
+    def unreadable(request: Request, error: Exception) -> Response:
+        return page("error.html", {"title": "Bad address", "message": "This address cannot be read."}, status=422)
+
+    @app.get("/healthz")
+    def healthy() -> Response:
+        return PlainTextResponse("ok\n")
+
+    @app.get("/favicon.ico")
+    def icon() -> Response:
+        return Response(bodies["icon.svg"], media_type="image/svg+xml", headers=_FOR_EVER)
+
+    @app.get("/static/{version}/{name:path}")
+    def asset(version: str, name: str) -> Response:
+        if name not in ASSETS:
+            return PlainTextResponse("no such file\n", status_code=404)
+        kind = mimetypes.guess_type(name)[0] or "application/octet-stream"
+        return Response(bodies[name], media_type=kind, headers=_FOR_EVER)
+
+    @app.get("/")
+    def home(page_: Annotated[int, Query(alias="page")] = 1) -> Response:
+        return page("home.html", pages.home(store, page_))
+
+    @app.get("/studies")
+    def studies(q: str = "", state: str = "", page_: Annotated[int, Query(alias="page")] = 1) -> Response:
+        state = state if state in _STATES else ""
+        return page("studies.html", {**pages.studies(store, text=q[:200], state=state, page=page_), "states": _STATES})
+
+    @app.get("/workloads/{fingerprint}")
+    def workload(fingerprint: str, simulated: bool = False) -> Response:
+        found = pages.workload(store, fingerprint, simulated=simulated)
+        return page("workload.html", found) if found else missing("No study has this workload.")
+
+    @app.get("/studies/{study_id}")
+    def study(
+        study_id: int,
+        sort: str = "number",
+        descending: bool = False,
+        state: str = "",
+        q: str = "",
+        page_: Annotated[int, Query(alias="page")] = 1,
+    ) -> Response:
+        shown = pages.study(store, study_id)
+        if shown is None:
+            return missing("There is no such study in this database.")
+        return page("study.html", {"page": shown, **_table(store, study_id, sort, descending, state, q, page_)})
+
+    @app.get("/studies/{study_id}/trials")
+    def trials(
+        study_id: int,
+        sort: str = "number",
+        descending: bool = False,
+        state: str = "",
+        q: str = "",
+        page_: Annotated[int, Query(alias="page")] = 1,
+    ) -> Response:
+        found = queries.study_summaries(store, [study_id])
+        if not found:
+            return missing("There is no such study in this database.")
+        table = _table(store, study_id, sort, descending, state, q, page_)
+        return page("trials.html", {"study": found[0], **table})
+
+    @app.get("/studies/{study_id}/figures")
+    def study_figures(study_id: int) -> Response:
+        shown = pages.study(store, study_id, with_script=False)
+        return JSONResponse(dict(shown.figures)) if shown else JSONResponse({}, status_code=404)
+
+    @app.get("/studies/{study_id}/trials/{number}")
+    def trial(study_id: int, number: int) -> Response:
+        shown = pages.trial(store, study_id, number)
+        return page("trial.html", {"page": shown}) if shown else missing("There is no such trial in this database.")
+
+    @app.get("/compare")
+    def compare(
+        s: Annotated[list[int] | None, Query()] = None, t: Annotated[list[str] | None, Query()] = None
+    ) -> Response:
+        return page("compare.html", pages.compare(store, study_ids=s or [], trial_ids=t or []))
+
+    @app.get("/read")
+    def read() -> Response:
+        return page("read.html", {"text": "", "kind": "auto", "result": None, "shown_steps": pasted.SHOWN_STEPS})
+
+    @app.post("/read")
+    async def read_pasted(request: Request) -> Response:
+        body = bytearray()
+        async for chunk in request.stream():
+            body += chunk
+            if len(body) > 3 * pasted.MOST:
+                return page(
+                    "error.html", {"title": "Too large", "message": "At most 16 MiB of text are read."}, status=413
+                )
+        form = parse_qs(body.decode("utf-8", "replace"), keep_blank_values=True, max_num_fields=10)
+        text, kind = form.get("text", [""])[0].replace("\r\n", "\n"), form.get("kind", ["auto"])[0]
+        if len(text) > pasted.MOST:
+            return page("error.html", {"title": "Too large", "message": "At most 16 MiB of text are read."}, status=413)
+        result = await run_in_threadpool(pasted.read, text, kind) if text.strip() else None
+        values = {"text": text, "kind": kind, "result": result, "shown_steps": pasted.SHOWN_STEPS}
+        return await run_in_threadpool(page, "read.html", values)
+
+    @app.get("/events")
+    def events(since: str = "") -> Response:
+        return _stream(_changes(lambda: queries.store_token(store), since, running=lambda: True, stopping=stopping))
+
+    @app.get("/studies/{study_id}/events")
+    def study_events(study_id: int, since: str = "") -> Response:
+        def running() -> bool:
+            found = queries.study_summaries(store, [study_id])
+            return bool(found) and found[0].state == "running"
+
+        return _stream(
+            _changes(lambda: queries.study_token(store, study_id), since, running=running, stopping=stopping)
+        )
+
+    return app
+
+
+def _table(
+    store: Store, study_id: int, sort: str, descending: bool, state: str, text: str, page: int
+) -> dict[str, Any]:
+    text = text[:200]
+    rows = pages.trial_table(store, study_id, sort=sort, descending=descending, state=state, text=text, page=page)
+    baseline = queries.trial_summary(store, study_id, 0)
+    asked = {"sort": sort, "descending": descending, "state": state, "q": text}
+    return {"table": rows, "asked": asked, "own": baseline}
+
+
+def _stream(lines: AsyncIterator[str]) -> StreamingResponse:
+    return StreamingResponse(lines, media_type="text/event-stream", headers={"X-Accel-Buffering": "no"})
+
+
+async def _changes(
+    token: Callable[[], str], since: str, *, running: Callable[[], bool], stopping: Callable[[], bool] = lambda: False
+) -> AsyncIterator[str]:
+    """Server-sent events: `change` whenever the token changes, `end` once nothing can change any more.
+
+    Args:
+        since: digest of the token that the page was made from, so that nothing between its making and this call is missed.
+    """
+    seen, quiet = since, 0.0
+    yield "retry: 3000\n\n"
+    while not stopping():
+        goes_on = await run_in_threadpool(running)
+        now = pages.digest(await run_in_threadpool(token))
+        if now != seen:
+            seen, quiet = now, 0.0
+            yield f"event: change\ndata: {now}\n\n"
+        if not goes_on:
+            yield "event: end\ndata: end\n\n"
+            return
+        if quiet >= _ALIVE_SECONDS:
+            quiet = 0.0
+            yield ": still here\n\n"
+        await asyncio.sleep(POLL_SECONDS)
+        quiet += POLL_SECONDS

@@ -1,0 +1,84 @@
+// Theme, copying, ticked rows that survive a live update, local times, files dropped on a text field, keys.
+(function () {
+  'use strict';
+  var picked = new Set();
+
+  function setTheme(name) {
+    document.documentElement.dataset.theme = name;
+    try { localStorage.setItem('autotune-theme', name); } catch (error) { /* storage is off: this page only */ }
+    document.dispatchEvent(new CustomEvent('autotune:theme'));
+  }
+
+  function ago(then) {
+    var seconds = Math.round((Date.now() - then) / 1000);
+    if (seconds < 0 || seconds >= 7 * 86400) return null;
+    if (seconds < 60) return seconds + ' s ago';
+    if (seconds < 3600) return Math.floor(seconds / 60) + ' min ago';
+    if (seconds < 86400) return Math.floor(seconds / 3600) + ' h ago';
+    return Math.floor(seconds / 86400) + ' d ago';
+  }
+
+  function times() {
+    document.querySelectorAll('time[datetime]').forEach(function (element) {
+      if (!element.title) element.title = element.textContent;
+      var said = ago(Date.parse(element.dateTime));
+      if (said) element.textContent = said;
+    });
+  }
+
+  function copy(button) {
+    var source = document.getElementById(button.dataset.copy);
+    var label = button.dataset.label || (button.dataset.label = button.textContent);
+    function done(said) {
+      button.textContent = said;
+      setTimeout(function () { button.textContent = label; }, 1600);
+    }
+    function select() {
+      var range = document.createRange();
+      range.selectNodeContents(source);
+      var selection = getSelection();
+      selection.removeAllRanges();
+      selection.addRange(range);
+      done(document.execCommand('copy') ? 'Copied' : 'Selected: press Ctrl-C');
+    }
+    // Browsers offer the clipboard to https and localhost alone.
+    if (navigator.clipboard) navigator.clipboard.writeText(source.textContent).then(function () { done('Copied'); }, select);
+    else select();
+  }
+
+  function readInto(field, file) {
+    if (file) file.text().then(function (text) { field.value = text; });
+  }
+
+  document.addEventListener('click', function (event) {
+    var button = event.target.closest('[data-copy]');
+    if (button) copy(button);
+    if (event.target.closest('#theme')) setTheme(document.documentElement.dataset.theme === 'dark' ? 'light' : 'dark');
+  });
+  document.addEventListener('change', function (event) {
+    var box = event.target;
+    if (box.name === 't' && box.type === 'checkbox') picked[box.checked ? 'add' : 'delete'](box.value);
+    if (box.id === 'file') readInto(document.querySelector('[data-drop]'), box.files[0]);
+  });
+  document.addEventListener('dragover', function (event) { if (event.target.closest('[data-drop]')) event.preventDefault(); });
+  document.addEventListener('drop', function (event) {
+    var field = event.target.closest('[data-drop]');
+    if (field && event.dataTransfer.files.length) { event.preventDefault(); readInto(field, event.dataTransfer.files[0]); }
+  });
+  document.addEventListener('keydown', function (event) {
+    var field = document.querySelector('[data-focus]');
+    if (event.key === '/' && field && !event.ctrlKey && !event.metaKey && !/^(INPUT|TEXTAREA|SELECT)$/.test(event.target.tagName)) {
+      event.preventDefault();
+      field.focus();
+    }
+  });
+  document.addEventListener('htmx:afterSettle', function () {
+    picked.forEach(function (value) {
+      var box = document.querySelector('input[name="t"][value="' + CSS.escape(value) + '"]');
+      if (box) box.checked = true;
+    });
+    times();
+  });
+  times();
+  setInterval(times, 30000);
+})();
