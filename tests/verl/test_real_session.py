@@ -118,11 +118,13 @@ def test_a_change_that_is_not_neutral_is_caught(ran):
     assert same_gradient(before, after)
 
 
-def test_larger_batches_are_faster_in_the_phase_that_they_belong_to(ran):
-    base, micro, sequences = ran.found["base"], ran.found["micro"], ran.found["sequences"]
-    assert micro.phase_seconds["update_actor"] < base.phase_seconds["update_actor"]
+def test_points_of_one_generation_setting_share_its_seconds(ran):
+    base, micro, sequences, both = (ran.found[name] for name in ("base", "micro", "sequences", "both"))
     assert micro.phase_seconds["gen"] == pytest.approx(base.phase_seconds["gen"])
-    assert sequences.phase_seconds["gen"] < base.phase_seconds["gen"]
+    assert both.phase_seconds["gen"] == pytest.approx(sequences.phase_seconds["gen"])
+    assert both.phase_seconds["update_actor"] == pytest.approx(micro.phase_seconds["update_actor"])
+    for found in (micro, sequences, both):
+        assert sum(found.phase_seconds.values()) == pytest.approx(found.step_seconds)
 
 
 def test_a_point_that_fails_is_told_and_the_session_goes_on(ran):
