@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from autotune.measure.cold import merged_echo
+from autotune.measure.cold import disturbed, merged_echo
 from autotune.measure.composed import composed
 from autotune.measure.runner import Event, StepPlan, StepSeen
 from autotune.measure.session import FROZEN, GENERATION, INTERRUPTED, WHOLE, Session, SessionStep, StepFailed, Work
@@ -45,7 +45,7 @@ class _Probe:
 
     @property
     def counted(self) -> tuple[StepRecord, ...]:
-        return tuple(step for step in self.steps if not step.settling)
+        return tuple(step for step in self.steps if not step.settling and step.invalid is None)
 
 
 class Bench:
@@ -181,7 +181,7 @@ class Bench:
             if self._stopping():
                 return StepFailed(INTERRUPTED, survived=True)
             begin = time.monotonic()
-            seen = self.session.step(work, settings, stopped=self._stop_now)
+            seen = self.session.step(work, settings, stopped=self._stop_now, crowding=plan.crowding)
             if isinstance(seen, StepFailed):
                 return seen
             spent = "first" if self.session.steps == 1 else work
@@ -191,7 +191,10 @@ class Bench:
             if watch is not None:
                 watch(StepSeen(settled(told)[-1]))
             if enough(told, plan):
-                return _Probe(settled(made), seen)
+                probe = _Probe(settled(made), seen)
+                if len(probe.counted) < min(plan.at_least, len(made) - 1):
+                    return StepFailed(disturbed(made[1:]), survived=True)
+                return probe
 
     def _measurement(
         self,

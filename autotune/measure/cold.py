@@ -7,12 +7,14 @@ import math
 import os
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from autotune.measure.gpu import GpuSampler
+from autotune.measure.gpu import GpuSampler, host_gpus
+from autotune.measure.interference import InterferenceWatch, Thresholds
 from autotune.measure.job_record import JobRecord
 from autotune.measure.leftovers import Leftovers
 from autotune.measure.payload import Payload
@@ -49,6 +51,8 @@ class ColdJob:
     gpus: tuple[int, ...]
     """NVML indices of the GPUs it uses; empty on the CPU."""
     payload: Payload
+    hold: tuple[int, ...] = ()
+    """Descriptors of the locks on those GPUs, for whatever outlives the tuner."""
     simulated: bool = False
     """True where `python` runs a double of verl."""
 
@@ -109,18 +113,26 @@ class ColdRunner(Runner):
         sampler = GpuSampler(self._job.gpus)
         begin = time.monotonic()
         job: JobProcess | None = None
+        interference: InterferenceWatch | None = None
         try:
             leftovers.make()
             env = launch_environment(self._job, leftovers, metrics, echo_dir)
             command = self._job.command(
-                order.overrides, steps=1 + order.plan.at_most, run_dir=order.run_dir, ray_dir=leftovers.private
+                order.overrides, steps=order.plan.most_steps, run_dir=order.run_dir, ray_dir=leftovers.ray
             )
             (order.run_dir / "command.json").write_text(json.dumps({"argv": command, "cwd": self._job.cwd}, indent=1))
             job = JobProcess(
-                command, env=env, cwd=self._job.cwd, log=log, record=record, patience=self._limits.terminate
+                command,
+                env=env,
+                cwd=self._job.cwd,
+                log=log,
+                record=record,
+                hold=self._job.hold,
+                patience=self._limits.terminate,
             )
+            interference = watch_interference(self._job, job)
             watch(StageSeen("starting"))
-            steps, ended_by, reason = self._follow(job, order, metrics, log, begin, watch)
+            steps, ended_by, reason = self._follow(job, order, metrics, log, begin, watch, interference)
             last_step_at = time.monotonic()
             watch(StageSeen("stopping"))
             natural = ended_by is None and job.exit_code is None and job.await_end(self._limits.exit)
@@ -141,10 +153,13 @@ class ColdRunner(Runner):
         finally:
             if job is not None:
                 job.stop(patience=self._limits.terminate)
+            if interference is not None:
+                interference.close()
             sampler.close()
             record.clean()
         marked = settled(steps)
-        counted = [step for step in marked if not step.settling and step.tokens is not None]
+        rated = [step for step in marked if not step.settling and step.tokens is not None]
+        counted = [step for step in rated if step.invalid is None]
         interrupted = ended_by == "user"
         crashed = ended_by is None and not natural and exit_code != 0 and not enough(steps, order.plan)
         if len(counted) >= order.plan.at_least and not interrupted and not crashed and ended_by != "watchdog":
@@ -166,6 +181,8 @@ class ColdRunner(Runner):
                 "stopped by the user",
                 True,
             )
+        if len(rated) >= order.plan.at_least > len(counted) and not crashed and ended_by != "watchdog":
+            return disturbed(rated)
         failure = diagnose_file(
             log,
             exit_code=None if natural else exit_code,
@@ -185,7 +202,14 @@ class ColdRunner(Runner):
         )
 
     def _follow(
-        self, job: JobProcess, order: Order, metrics: Path, log: Path, begin: float, watch: Callable[[Event], None]
+        self,
+        job: JobProcess,
+        order: Order,
+        metrics: Path,
+        log: Path,
+        begin: float,
+        watch: Callable[[Event], None],
+        interference: InterferenceWatch | None,
     ) -> tuple[list[StepRecord], _Ender | None, str | None]:
         """Until there are steps enough, verl ended, or it has to be ended: the steps, who ended it, and why."""
         tail = MetricsTail(metrics)
@@ -196,8 +220,12 @@ class ColdRunner(Runner):
         while True:
             ended = job.exit_code is not None  # asked before reading, so that the last lines are not missed
             for step in tail.poll():
-                steps.append(step)
                 progress = time.monotonic()
+                if interference is not None and steps:  # the first one settles and is not counted anyway
+                    thresholds = Thresholds(others=order.plan.crowding)
+                    found = interference.between(progress - step.seconds, progress, thresholds=thresholds)
+                    step = replace(step, invalid=found)
+                steps.append(step)
                 errors.progress()
                 if len(steps) == 1:
                     self._first_step_seconds = progress - begin
@@ -206,7 +234,7 @@ class ColdRunner(Runner):
                 if self._stop_soon.is_set():
                     return steps, "user", None
             if enough(steps, order.plan):
-                return steps, None if len(steps) > order.plan.at_most else "plan", None
+                return steps, None if len(steps) >= order.plan.most_steps else "plan", None
             if ended:
                 return steps, None, None
             if self._stop_now.is_set() or (self._stop_soon.is_set() and not steps):
@@ -223,6 +251,27 @@ class ColdRunner(Runner):
             if reason is not None:
                 return steps, "watchdog", reason
             time.sleep(POLL_SECONDS)
+
+
+def watch_interference(job: ColdJob, process: JobProcess) -> InterferenceWatch | None:
+    """What tells whether a step of this job was disturbed; None: nobody, since a double's seconds are computed."""
+    if job.simulated:
+        return None
+    uuids = [gpu.uuid for gpu in host_gpus() if gpu.index in job.gpus] if job.gpus else []
+    return InterferenceWatch(uuids, lambda: process.pids, on_cpu=not uuids)
+
+
+def disturbed(steps: Sequence[StepRecord]) -> Failure:
+    """The failure of a launch of which too many steps were disturbed."""
+    reasons = Counter(step.invalid for step in steps if step.invalid is not None)
+    told = "; ".join(reason for reason, _ in reasons.most_common(3))
+    return Failure(
+        FailureClass.INTERFERENCE,
+        Phase.UNKNOWN,
+        "Keep other programs off these GPUs and CPUs, or cool them, and measure the Point again.",
+        f"{reasons.total()} of {len(steps)} steps were disturbed and do not count: {told}",
+        True,
+    )
 
 
 def launch_environment(job: ColdJob, leftovers: Leftovers, metrics: Path, echo_dir: Path) -> dict[str, str]:

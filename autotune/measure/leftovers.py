@@ -41,6 +41,11 @@ class Leftovers:
         """Folder for the job's TMPDIR."""
         return self.private / "t"
 
+    @property
+    def ray(self) -> Path:
+        """Folder for the job's Ray cluster, which opens its own folder to everybody: it lies in one that nobody else enters."""
+        return self.private / "r"
+
     def make(self) -> None:
         """Makes the private folder.
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import autotune
 from autotune.measure.job_record import JobRecord
+from autotune.measure.processes import descendants
 from autotune.values import AutotuneError
 
 _GRACE = 60.0
@@ -67,6 +68,7 @@ class JobProcess:
         self._ended = False
         self._lost = False
         self._buffer = b""
+        self._seen: frozenset[int] = frozenset()
         package = str(Path(autotune.__file__).resolve().parents[1])
         self._supervisor = subprocess.Popen(
             [sys.executable, "-m", "autotune.measure.supervisor", str(record.path)],
@@ -98,6 +100,13 @@ class JobProcess:
         if error is not None:
             self.stop()
             raise NotStarted(f"{command[0]} cannot be started: {error}")
+
+    @property
+    def pids(self) -> frozenset[int]:
+        """Pids of every process of the job that was ever seen from here, those that run now included."""
+        now = {self._supervisor.pid, *(process.pid for process in descendants(self._supervisor.pid))}
+        self._seen = self._seen | now  # a new set each time: another thread may be reading the last one
+        return self._seen
 
     @property
     def exit_code(self) -> int | None:

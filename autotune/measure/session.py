@@ -5,13 +5,14 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from autotune.inside import wire
-from autotune.measure.cold import ColdJob, ErrorWatch, launch_environment, read_echo
+from autotune.measure.cold import ColdJob, ErrorWatch, launch_environment, read_echo, watch_interference
 from autotune.measure.gpu import GpuSampler
+from autotune.measure.interference import InterferenceWatch, Thresholds
 from autotune.measure.job_record import JobRecord
 from autotune.measure.process import JobProcess, NotStarted, SupervisorLost
 from autotune.measure.runner import Limits
@@ -28,6 +29,7 @@ FROZEN: Work = "frozen"
 """Training alone, on the trajectories of the session's first step."""
 GENERATION: Work = "generation"
 """Generation alone."""
+OTHERS = Thresholds().others
 PLENTY = 1_000_000
 """Training steps that the launch is given; it ends when it is told to."""
 _POLL = 0.25
@@ -86,6 +88,7 @@ class Session:
         self._wire: wire.Wire | None = None
         self._listener: wire.Listener | None = None
         self._errors: ErrorWatch | None = None
+        self._interference: InterferenceWatch | None = None
         self._orders = 0
         self._steps = 0
         self._longest: float | None = None
@@ -112,11 +115,18 @@ class Session:
             env = launch_environment(self._job, record.leftovers, self.folder / "metrics.jsonl", echo_dir)
             env.update({wire.SOCKET: path, wire.TOKEN: token})
             command = self._job.command(
-                self._overrides, steps=PLENTY, run_dir=self.folder, ray_dir=record.leftovers.private
+                self._overrides, steps=PLENTY, run_dir=self.folder, ray_dir=record.leftovers.ray
             )
             self._process = JobProcess(
-                command, env=env, cwd=self._job.cwd, log=self.log, record=record, patience=self._limits.terminate
+                command,
+                env=env,
+                cwd=self._job.cwd,
+                log=self.log,
+                record=record,
+                hold=self._job.hold,
+                patience=self._limits.terminate,
             )
+            self._interference = watch_interference(self._job, self._process)
             self._errors = ErrorWatch(self.log)
             failure = self._await_hello(stopped)
         except NotStarted as problem:
@@ -149,8 +159,14 @@ class Session:
             if ended is not None:
                 return ended
 
-    def step(self, work: Work, settings: Mapping[str, Any], *, stopped: Callable[[], bool]) -> SessionStep | StepFailed:
-        """Asks for one step and waits for it."""
+    def step(
+        self, work: Work, settings: Mapping[str, Any], *, stopped: Callable[[], bool], crowding: float = OTHERS
+    ) -> SessionStep | StepFailed:
+        """Asks for one step and waits for it.
+
+        Args:
+            crowding: share of the CPUs that other programs may take before the step is invalid (`StepPlan.crowding`).
+        """
         assert self._wire is not None
         self._orders += 1
         begin = time.monotonic()
@@ -177,6 +193,12 @@ class Session:
             self.lost = not survived
             return StepFailed(point_failure(answer), survived, in_generation=answer.get("phase") in ("gen", "settings"))
         seen = read_step(answer)
+        if self._interference is not None and self._steps:  # the first one settles and is not counted anyway
+            now = time.monotonic()
+            disturbance = self._interference.between(
+                now - seen.record.seconds, now, thresholds=Thresholds(others=crowding)
+            )
+            seen = replace(seen, record=replace(seen.record, invalid=disturbance))
         self._steps += 1
         self._longest = max(self._longest or 0.0, seen.record.seconds)
         return seen
@@ -210,6 +232,9 @@ class Session:
             self._process.stop(patience=self._limits.terminate)
             self._process = None
         self.sampler.close()
+        if self._interference is not None:
+            self._interference.close()
+            self._interference = None
         if self._record is not None:
             self._record.clean()
             self._record = None

@@ -29,6 +29,8 @@ from autotune.measure.processes import MARK, ProcessId, descendants, process_id
 PATIENCE = 20.0
 """Seconds from SIGTERM to SIGKILL once the tuner is gone, where the job does not say otherwise."""
 _PR_SET_CHILD_SUBREAPER = 36
+_DAEMON_PATIENCE = 5.0
+"""Seconds that the rest of a job has to end by itself once the driver is gone; Ray's daemons take about two."""
 _POLL_SECONDS = 0.2
 _SCAN_SECONDS = 2.0
 """Least time between two looks at the process tree, which cost CPU that the job is measured on."""
@@ -113,10 +115,16 @@ class Supervisor:
             for process in left:
                 if process.pid == self._driver:
                     process.send(signal.SIGTERM)
+        alone = self._exit is not None
+        if alone:
+            deadline = min(deadline, time.monotonic() + _DAEMON_PATIENCE)
         while left and time.monotonic() < deadline:
             time.sleep(0.1)
             self._reap()
             left = self._scan()
+            if self._exit is not None and not alone:
+                alone = True
+                deadline = min(deadline, time.monotonic() + _DAEMON_PATIENCE)
         while left:  # SIGKILL cannot be refused; only a process in the kernel's hands takes longer
             for process in left:
                 process.send(signal.SIGKILL)

@@ -47,7 +47,7 @@ def applied(c, settings):
     return c
 
 
-def serve(c, seconds_by_phase, out_of_memory):
+def serve(c, seconds_by_phase, out_of_memory, check):
     rollout, gpus = c.actor_rollout_ref.rollout, c.trainer.n_gpus_per_node * c.trainer.nnodes
     if wrong("CEILING") and rollout.max_num_seqs > int(wrong("CEILING")):
         print("Traceback (most recent call last):\nValueError: No available memory for the cache blocks.", flush=True)
@@ -78,6 +78,7 @@ def serve(c, seconds_by_phase, out_of_memory):
             return
         orders += 1
         time.sleep(float(os.environ.get("FAKE_VERL_STEP_SECONDS", "0.01")))
+        check()
         if wrong("DIES") == str(orders):
             os.kill(os.getpid(), signal.SIGKILL)
         while wrong("HANGS") == str(orders):
