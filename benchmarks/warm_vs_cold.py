@@ -48,8 +48,9 @@ ENGINE: tuple[dict[str, Any], ...] = (
     {"MAX_NUM_SEQS": 64, "MAX_BATCHED_TOKENS": 4096},
     {"MAX_NUM_SEQS": 64, "GPU_MEMORY": 0.08},
     {"MAX_NUM_SEQS": 64, "FAST_POLL": True},
+    {"MAX_NUM_SEQS": 48, "ACTOR_MICRO_BATCH": 2},
 )
-"""Points that need another generation probe."""
+"""Points that need another generation probe; the last one another training probe too."""
 COLD = (TRAINING[0], ENGINE[0], TRAINING[6], ENGINE[5], TRAINING[1], ENGINE[1])
 """Points that both arms measure, in the order in which they are launched."""
 FACTOR = 3.0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 import tempfile
 import threading
@@ -331,12 +330,13 @@ def test_a_stop_during_the_start_ends_it(stand):
     assert session.processes() == []
 
 
-def test_nothing_in_the_temporary_folder_outlives_a_session(stand):
-    before = set(os.listdir("/tmp"))
+def test_the_private_folder_with_the_socket_goes_with_the_session(stand):
     session = stand()
     session.measure("base")
+    private = session.runner._bench.session._record.leftovers.private
+    assert private.stat().st_mode & 0o777 == 0o700
     session.runner.close()
-    assert not [name for name in set(os.listdir("/tmp")) - before if name.startswith("at-")]
+    assert not private.exists()
 
 
 def test_the_warm_runner_keeps_the_contract_of_runners(stand):
