@@ -15,7 +15,6 @@ from typing import Literal
 
 from autotune.measure.gpu import GpuSampler, host_gpus
 from autotune.measure.interference import InterferenceWatch, Thresholds
-from autotune.measure.job_record import JobRecord
 from autotune.measure.leftovers import Leftovers
 from autotune.measure.payload import Payload
 from autotune.measure.process import JobProcess, NotStarted, SupervisorLost
@@ -107,29 +106,19 @@ class ColdRunner(Runner):
         echo_dir.mkdir(exist_ok=True)
         metrics = order.run_dir / "metrics.jsonl"
         log = order.run_dir / "console.log"
-        record = JobRecord.new()
-        record.write()
-        leftovers = record.leftovers
         sampler = GpuSampler(self._job.gpus)
         begin = time.monotonic()
         job: JobProcess | None = None
         interference: InterferenceWatch | None = None
         try:
-            leftovers.make()
+            job = JobProcess(hold=self._job.hold, patience=self._limits.terminate)
+            leftovers = job.leftovers
             env = launch_environment(self._job, leftovers, metrics, echo_dir)
             command = self._job.command(
                 order.overrides, steps=order.plan.most_steps, run_dir=order.run_dir, ray_dir=leftovers.ray
             )
             (order.run_dir / "command.json").write_text(json.dumps({"argv": command, "cwd": self._job.cwd}, indent=1))
-            job = JobProcess(
-                command,
-                env=env,
-                cwd=self._job.cwd,
-                log=log,
-                record=record,
-                hold=self._job.hold,
-                patience=self._limits.terminate,
-            )
+            job.start(command, env=env, cwd=self._job.cwd, log=log)
             interference = watch_interference(self._job, job)
             watch(StageSeen("starting"))
             steps, ended_by, reason = self._follow(job, order, metrics, log, begin, watch, interference)
@@ -156,7 +145,6 @@ class ColdRunner(Runner):
             if interference is not None:
                 interference.close()
             sampler.close()
-            record.clean()
         marked = settled(steps)
         rated = [step for step in marked if not step.settling and step.tokens is not None]
         counted = [step for step in rated if step.invalid is None]

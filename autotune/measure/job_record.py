@@ -28,8 +28,8 @@ _KILL_SECONDS = 10.0
 class JobRecord:
     """One verl job of this user on this host.
 
-    It is written before anything of the job exists and removed after everything of it is gone, so that whatever is
-    killed in between, the record says what is left.
+    The supervisor writes it before anything of the job exists and removes it after everything of it is gone, so that whatever
+    is killed in between, the record says what is left.
     """
 
     mark: str
@@ -57,7 +57,13 @@ class JobRecord:
 
     def write(self) -> None:
         """Keeps it, in one move: nobody ever reads half of it."""
-        shown = {
+        scratch = self.path.with_suffix(f".{os.getpid()}.new")
+        scratch.write_text(json.dumps(self.to_json()), encoding="utf-8")
+        os.replace(scratch, self.path)
+
+    def to_json(self) -> dict[str, Any]:
+        """The record as it is kept."""
+        return {
             "version": 1,
             "mark": self.mark,
             "tuner": [self.tuner.pid, self.tuner.start],
@@ -68,9 +74,6 @@ class JobRecord:
             "boot": self.boot,
             "pid_namespace": self.pid_namespace,
         }
-        scratch = self.path.with_suffix(f".{os.getpid()}.new")
-        scratch.write_text(json.dumps(shown), encoding="utf-8")
-        os.replace(scratch, self.path)
 
     def remove(self) -> None:
         """Forgets it."""
@@ -116,20 +119,29 @@ def read_record(path: Path) -> JobRecord | None:
         shown: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         if shown["version"] != 1:
             raise AutotuneError(f"{path} was written by another release of autotune; let that one end its jobs first")
-        supervisor = shown["supervisor"]
-        return JobRecord(
-            mark=shown["mark"],
-            tuner=ProcessId(*shown["tuner"]),
-            supervisor=None if supervisor is None else ProcessId(*supervisor),
-            processes=frozenset(ProcessId(*pair) for pair in shown["processes"]),
-            leftovers=Leftovers(Path(shown["private"]), frozenset(shown["before"])),
-            boot=shown["boot"],
-            pid_namespace=shown["pid_namespace"],
-        )
+        return record_from(shown)
     except FileNotFoundError:
         return None
     except (json.JSONDecodeError, KeyError, TypeError) as error:
         raise AutotuneError(f"{path} is not a record of a job ({error}); look at it and remove it") from error
+
+
+def record_from(shown: dict[str, Any]) -> JobRecord:
+    """The record behind `JobRecord.to_json`.
+
+    Raises:
+        KeyError, TypeError: it is none.
+    """
+    supervisor = shown["supervisor"]
+    return JobRecord(
+        mark=shown["mark"],
+        tuner=ProcessId(*shown["tuner"]),
+        supervisor=None if supervisor is None else ProcessId(*supervisor),
+        processes=frozenset(ProcessId(*pair) for pair in shown["processes"]),
+        leftovers=Leftovers(Path(shown["private"]), frozenset(shown["before"])),
+        boot=shown["boot"],
+        pid_namespace=shown["pid_namespace"],
+    )
 
 
 def records_folder() -> Path:

@@ -15,6 +15,7 @@ from typing import Any
 
 import autotune
 from autotune.measure.job_record import JobRecord
+from autotune.measure.leftovers import Leftovers
 from autotune.measure.processes import descendants
 from autotune.values import AutotuneError
 
@@ -33,45 +34,33 @@ class NotStarted(AutotuneError):
 class JobProcess:
     """A command in a session of its own, under a supervisor that ends it when this process is gone, however it went.
 
-    Nothing is ever ended by pid or name alone: pids are used again by the kernel and names belong to everybody.
+    The supervisor comes first: it keeps the record of the job and makes its private folder, so that there is no moment at which
+    something of the job exists that nobody would remove. Nothing is ever ended by pid or name alone: pids are used again by the
+    kernel and names belong to everybody.
     """
 
-    def __init__(
-        self,
-        command: Sequence[str],
-        *,
-        env: Mapping[str, str],
-        cwd: str,
-        log: Path,
-        record: JobRecord | None = None,
-        hold: Sequence[int] = (),
-        patience: float = 20.0,
-    ) -> None:
-        """
+    def __init__(self, *, hold: Sequence[int] = (), patience: float = 20.0) -> None:
+        """Starts the supervisor; the job's private folder is there afterwards.
+
         Args:
-            env: whole environment of the command.
-            log: file to which its stdout and stderr are added.
-            record: what is on disk about the job already; None: a new record.
             hold: file descriptors that the supervisor keeps open until the job has ended, such as locks on its GPUs.
             patience: seconds from SIGTERM to SIGKILL once this process is gone.
 
         Raises:
-            NotStarted: the command cannot be started.
+            NotStarted: there is no supervisor.
         """
-        if record is None:
-            record = JobRecord.new()
-            record.write()
-            record.leftovers.make()
-        self._record = record
+        self._record = JobRecord.new()
         self._exit: int | None = None
         self._gone = False
         self._ended = False
         self._lost = False
         self._buffer = b""
         self._seen: frozenset[int] = frozenset()
+        self.pid = -1
+        """Pid of the driver, once it was started."""
         package = str(Path(autotune.__file__).resolve().parents[1])
         self._supervisor = subprocess.Popen(
-            [sys.executable, "-m", "autotune.measure.supervisor", str(record.path)],
+            [sys.executable, "-m", "autotune.measure.supervisor"],
             env={**os.environ, "PYTHONPATH": package},
             cwd="/",
             stdin=subprocess.PIPE,
@@ -79,27 +68,38 @@ class JobProcess:
             start_new_session=True,
             pass_fds=hold,
         )
-        self.pid = -1
-        """Pid of the driver."""
-        self._send(
-            {
-                "command": list(command),
-                "env": dict(env),
-                "cwd": cwd,
-                "log": str(log.resolve()),
-                "patience": patience,
-            }
-        )
+        self._send({"record": self._record.to_json(), "patience": patience})
+        self._await("ready", "the supervisor")
+
+    @property
+    def leftovers(self) -> Leftovers:
+        """The job's private folder, and what was there before it."""
+        return self._record.leftovers
+
+    def start(self, command: Sequence[str], *, env: Mapping[str, str], cwd: str, log: Path) -> None:
+        """Starts the command.
+
+        Args:
+            env: whole environment of the command.
+            log: file to which its stdout and stderr are added.
+
+        Raises:
+            NotStarted: it cannot be started; nothing is left of the job.
+        """
+        self._send({"command": list(command), "env": dict(env), "cwd": cwd, "log": str(log.resolve())})
+        self.pid = int(self._await("started", command[0]))
+
+    def _await(self, word: str, what: str) -> Any:
         error: str | None = None
-        while self.pid < 0 and error is None:
+        while error is None:
             for message in self._messages(wait=1.0):
-                self.pid = message.get("started", self.pid)
+                if word in message:
+                    return message[word]
                 error = message.get("error", error)
-            if self._lost:
-                error = "its supervisor ended before it had started"
-        if error is not None:
-            self.stop()
-            raise NotStarted(f"{command[0]} cannot be started: {error}")
+            if self._lost or self._ended:
+                error = error or "its supervisor ended"
+        self.stop()
+        raise NotStarted(f"{what} cannot be started: {error}")
 
     @property
     def pids(self) -> frozenset[int]:

@@ -13,7 +13,6 @@ from autotune.inside import wire
 from autotune.measure.cold import ColdJob, ErrorWatch, launch_environment, read_echo, watch_interference
 from autotune.measure.gpu import GpuSampler
 from autotune.measure.interference import InterferenceWatch, Thresholds
-from autotune.measure.job_record import JobRecord
 from autotune.measure.process import JobProcess, NotStarted, SupervisorLost
 from autotune.measure.runner import Limits
 from autotune.measure.watchdog import overdue
@@ -84,7 +83,6 @@ class Session:
         self._overrides = tuple(overrides)
         self._limits = limits
         self._process: JobProcess | None = None
-        self._record: JobRecord | None = None
         self._wire: wire.Wire | None = None
         self._listener: wire.Listener | None = None
         self._errors: ErrorWatch | None = None
@@ -105,27 +103,16 @@ class Session:
         echo_dir = self.folder / "echo"
         echo_dir.mkdir(exist_ok=True)
         self._begin = time.monotonic()
-        record = self._record = JobRecord.new()
-        record.write()
         token = secrets.token_hex(16)
         try:
-            record.leftovers.make()
-            path = str(record.leftovers.private / "s")
+            self._process = JobProcess(hold=self._job.hold, patience=self._limits.terminate)
+            leftovers = self._process.leftovers
+            path = str(leftovers.private / "s")
             self._listener = wire.Listener(path, token)
-            env = launch_environment(self._job, record.leftovers, self.folder / "metrics.jsonl", echo_dir)
+            env = launch_environment(self._job, leftovers, self.folder / "metrics.jsonl", echo_dir)
             env.update({wire.SOCKET: path, wire.TOKEN: token})
-            command = self._job.command(
-                self._overrides, steps=PLENTY, run_dir=self.folder, ray_dir=record.leftovers.ray
-            )
-            self._process = JobProcess(
-                command,
-                env=env,
-                cwd=self._job.cwd,
-                log=self.log,
-                record=record,
-                hold=self._job.hold,
-                patience=self._limits.terminate,
-            )
+            command = self._job.command(self._overrides, steps=PLENTY, run_dir=self.folder, ray_dir=leftovers.ray)
+            self._process.start(command, env=env, cwd=self._job.cwd, log=self.log)
             self._interference = watch_interference(self._job, self._process)
             self._errors = ErrorWatch(self.log)
             failure = self._await_hello(stopped)
@@ -235,9 +222,6 @@ class Session:
         if self._interference is not None:
             self._interference.close()
             self._interference = None
-        if self._record is not None:
-            self._record.clean()
-            self._record = None
 
     # -- ends that nobody wanted -----------------------------------------------------------------------------------------
 

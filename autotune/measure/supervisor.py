@@ -1,8 +1,9 @@
 """The supervisor of one verl job: a small process that outlives its tuner just long enough to clean up.
 
-    python -m autotune.measure.supervisor RECORD
+    python -m autotune.measure.supervisor
 
-It reads one JSON line with the job from stdin, starts it, and reports on stdout. Stdin stays open as long as the tuner
+It reads JSON lines from stdin: first the record of the job that it is to keep, then the command, which it starts, and
+perhaps the wish to stop. It reports on stdout. Stdin stays open as long as the tuner
 lives; when it closes, however the tuner ended, the job is ended and what it left is removed. As the child subreaper it
 stays the ancestor of every process of the job, Ray's daemons included, so that none is missed and none of another job
 is hit.
@@ -17,17 +18,14 @@ import os
 import select
 import signal
 import subprocess
-import sys
 import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from autotune.measure.job_record import JobRecord, read_record, with_processes
+from autotune.measure.job_record import JobRecord, record_from, with_processes
 from autotune.measure.processes import MARK, ProcessId, descendants, process_id
 
-PATIENCE = 20.0
-"""Seconds from SIGTERM to SIGKILL once the tuner is gone, where the job does not say otherwise."""
 _PR_SET_CHILD_SUBREAPER = 36
 _DAEMON_PATIENCE = 5.0
 """Seconds that the rest of a job has to end by itself once the driver is gone; Ray's daemons take about two."""
@@ -41,10 +39,10 @@ _SCAN_SHARE = 50
 class Supervisor:
     """Runs one job to its end, whoever asks for it."""
 
-    def __init__(self, record: JobRecord) -> None:
-        self._record = record
-        self._tuner = record.tuner
+    def __init__(self) -> None:
+        self._record: JobRecord
         self._process: subprocess.Popen[bytes] | None = None
+        self._tuner = os.getppid()
         self._driver = -1
         self._exit: int | None = None
         self._told_gone = False
@@ -52,18 +50,28 @@ class Supervisor:
         self._buffer = b""
 
     def run(self) -> None:
-        """From the job's start until nothing of it is left."""
+        """From the job's record until nothing of it is left."""
         if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
             raise OSError(ctypes.get_errno(), "the kernel refuses PR_SET_CHILD_SUBREAPER")
         signal.signal(signal.SIGTERM, self._on_signal)
         for number in (signal.SIGINT, signal.SIGHUP):  # handled, not ignored: what is ignored stays so in the job
             signal.signal(number, lambda *_: None)
-        self._record = replace(self._record, supervisor=process_id(os.getpid()))
+        order = self._next_line()
+        if order is None:
+            return  # the tuner is gone, and nothing of the job exists yet
+        patience = float(order["patience"])
+        self._record = replace(record_from(order["record"]), supervisor=process_id(os.getpid()))
         self._record.write()
-        spec = self._first_line()
-        patience = self._watch() if spec is not None and self._start(spec) else None
-        if patience is None:
-            patience = PATIENCE if spec is None else float(spec["patience"])
+        try:
+            self._record.leftovers.make()
+        except OSError as error:
+            self._tell({"error": str(error)})
+        else:
+            self._tell({"ready": True})
+            spec = self._next_line()
+            if spec is not None and "stop" not in spec and self._start(spec):
+                asked = self._watch()
+                patience = patience if asked is None else asked
         self._end(patience)
 
     def _start(self, spec: dict[str, Any]) -> bool:
@@ -158,9 +166,10 @@ class Supervisor:
 
     def _tuner_is_gone(self) -> bool:
         """Asked beside the pipe: another child of the tuner may hold its end open."""
-        return os.getppid() != self._tuner.pid
+        return os.getppid() != self._tuner
 
-    def _first_line(self) -> dict[str, Any] | None:
+    def _next_line(self) -> dict[str, Any] | None:
+        """What the tuner says next; None: it is gone, or somebody wants an end."""
         while not self._asked_to_stop and not self._tuner_is_gone():
             line = self._line(_POLL_SECONDS)
             if line is not None:
@@ -192,12 +201,5 @@ class Supervisor:
             os.write(1, json.dumps(message).encode() + b"\n")
 
 
-def main() -> None:
-    """Entry point."""
-    record = read_record(Path(sys.argv[1]))
-    if record is not None:  # else somebody cleaned up before this process came to life
-        Supervisor(record).run()
-
-
 if __name__ == "__main__":
-    main()
+    Supervisor().run()

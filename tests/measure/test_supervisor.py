@@ -36,7 +36,8 @@ TUNER = """
 import os, sys, time
 from pathlib import Path
 from autotune.measure.process import JobProcess
-JobProcess([sys.executable, "-c", sys.argv[1]], env=dict(os.environ), cwd="/", log=Path(sys.argv[2]), patience=1.0)
+job = JobProcess(patience=1.0)
+job.start([sys.executable, "-c", sys.argv[1]], env=dict(os.environ), cwd="/", log=Path(sys.argv[2]))
 print("started", flush=True)
 time.sleep(600)
 """
@@ -75,14 +76,14 @@ def eventually(holds: Callable[[], bool], seconds: float = 60.0) -> None:
         time.sleep(0.1)
 
 
-def run(command: str, tmp_path: Path, **more: object) -> JobProcess:
-    return JobProcess(
-        ["/bin/bash", "-c", command],
-        env=dict(os.environ),
-        cwd="/",
-        log=tmp_path / "log",
-        **more,  # type: ignore[arg-type]
-    )
+def run(command: str, tmp_path: Path) -> JobProcess:
+    return started(tmp_path, "/bin/bash", "-c", command)
+
+
+def started(tmp_path: Path, *command: str) -> JobProcess:
+    job = JobProcess()
+    job.start(command, env=dict(os.environ), cwd="/", log=tmp_path / "log")
+    return job
 
 
 def nothing_is_left(record: JobRecord) -> bool:
@@ -113,12 +114,12 @@ def test_a_signal_that_ended_the_driver_is_a_negative_status(tmp_path):
 
 def test_a_command_that_does_not_exist_says_so_and_leaves_nothing(tmp_path):
     with pytest.raises(NotStarted, match="no-such-program"):
-        JobProcess(["/no-such-program"], env={}, cwd="/", log=tmp_path / "log")
+        started(tmp_path, "/no-such-program")
     assert list((tmp_path / "records").iterdir()) == []
 
 
 def test_a_stop_ends_daemons_that_left_the_tree_and_ignore_sigterm(tmp_path):
-    job = JobProcess([sys.executable, "-c", JOB], env=dict(os.environ), cwd="/", log=tmp_path / "log")
+    job = started(tmp_path, sys.executable, "-c", JOB)
     eventually(lambda: "ready" in (tmp_path / "log").read_text() and "up" in (tmp_path / "log").read_text())
     (path,) = (tmp_path / "records").glob("*.json")
     record = read_record(path)
@@ -173,7 +174,7 @@ def test_the_next_command_cleans_up_when_the_supervisor_was_killed_too(orphaned)
 
 
 def test_a_tuner_that_lives_ends_the_job_of_a_killed_supervisor(tmp_path):
-    job = JobProcess([sys.executable, "-c", JOB], env=dict(os.environ), cwd="/", log=tmp_path / "log")
+    job = started(tmp_path, sys.executable, "-c", JOB)
     eventually(lambda: "ready" in (tmp_path / "log").read_text())
     (path,) = (tmp_path / "records").glob("*.json")
     record = read_record(path)
@@ -184,6 +185,21 @@ def test_a_tuner_that_lives_ends_the_job_of_a_killed_supervisor(tmp_path):
         eventually(lambda: job.exit_code is not None)
     assert nothing_is_left(record)
     job.stop()
+
+
+def test_a_tuner_that_is_killed_before_its_job_has_begun_leaves_nothing(tmp_path, records):
+    code = "import time; from autotune.measure.process import JobProcess; j = JobProcess(); print('up', flush=True); time.sleep(600)"
+    tuner = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+    assert tuner.stdout is not None
+    tuner.stdout.readline()
+    (path,) = records.glob("*.json")
+    record = read_record(path)
+    assert record is not None
+    assert record.leftovers.private.is_dir()
+    tuner.kill()
+    tuner.wait()
+    tuner.stdout.close()
+    eventually(lambda: nothing_is_left(record))
 
 
 def test_a_job_of_a_living_tuner_is_left_alone(tmp_path):

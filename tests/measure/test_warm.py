@@ -333,7 +333,7 @@ def test_a_stop_during_the_start_ends_it(stand):
 def test_the_private_folder_with_the_socket_goes_with_the_session(stand):
     session = stand()
     session.measure("base")
-    private = session.runner._bench.session._record.leftovers.private
+    private = session.runner._bench.session._process.leftovers.private
     assert private.stat().st_mode & 0o777 == 0o700
     session.runner.close()
     assert not private.exists()
