@@ -31,6 +31,7 @@ from autotune.tuner.execute import Outputs, StudyJob, check_places
 from autotune.tuner.persist import told
 from autotune.tuner.prepare import Prepared, launch_environment, open_composer, prepare, read_script
 from autotune.tuner.request import Objective, RunnerName, RunRequest, SamplerName
+from autotune.tuner.sessions import plan_of
 from autotune.values import AutotuneError, BadInput
 from autotune.verl.knobs import Safety
 
@@ -251,6 +252,8 @@ def _explain(prepared: Prepared, launch: Launch, setup: str | None, *, details: 
     console.print("First launches: the user's own command, then")
     for first in prepared.first:
         console.print(f"  {escape(words.changes(first.point.changes_from(space.baseline)))}  ({escape(first.reason)})")
+    for sentence in plan_of(prepared):
+        console.print(escape(sentence))
     console.print("Nothing was launched and nothing was written (--dry-run).")
 
 
@@ -269,6 +272,7 @@ def dry_run_json(prepared: Prepared) -> dict[str, Any]:
         "fixed": dict(space.fixed),
         "baseline": space.baseline.as_dict(),
         "first": [{"point": first.point.as_dict(), "reason": first.reason} for first in prepared.first],
+        "plan": plan_of(prepared),
         "trials": prepared.request.trials,
         "confirmations": prepared.request.confirmations,
     }

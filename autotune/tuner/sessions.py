@@ -10,10 +10,13 @@ from autotune.measure.warm import BaselineVisit, PointPlace
 from autotune.search.drift import Visit, to_measure_again
 from autotune.tuner.launched import Launched
 from autotune.tuner.prepare import Prepared
+from autotune.tuner.request import RunnerName
+from autotune.tuner.wording import short_key
 from autotune.values import Measurement, Point, Source, StepRecord, TrialKind
 from autotune.verl import keys
 from autotune.verl.config import integer
-from autotune.verl.live import ENGINE_LIMITS
+from autotune.verl.knobs import Cost
+from autotune.verl.live import ENGINE_LIMITS, session_unsupported
 
 FP32_TOLERANCE = 1e-5
 BF16_TOLERANCE = 1e-3
@@ -28,6 +31,39 @@ def session_ceilings(prepared: Prepared) -> dict[str, int]:
             ceilings[dimension.key] = max(int(choice) for choice in dimension.choices if isinstance(choice, (int, str)))
     own = {key: integer(prepared.config, key) or 0 for key in ENGINE_LIMITS}
     return {key: max(value, own[key]) for key, value in ceilings.items()}
+
+
+def plan_of(prepared: Prepared) -> list[str]:
+    """How the Points of a study will be measured, in sentences for people."""
+    request = prepared.request
+    if request.runner is RunnerName.COLD:
+        return ["Every Point is measured in a launch of its own (--runner cold)."]
+    reason = session_unsupported(prepared.config, prepared.stack.verl)
+    if reason is not None:
+        return [f"Every Point needs a launch of its own: {reason}."]
+    knobs = prepared.knobs
+    names = [dimension.key for dimension in prepared.space.dimensions]
+    live = [key for key in names if knobs[key].cost is Cost.LIVE]
+    below = [key for key in names if knobs[key].live_below]
+    dear = [key for key in names if key not in live and key not in below]
+    told = [
+        f"One launch of verl measures many Points: {_names(live)} change while it runs"
+        + (f", and so does {_names(below)} below your own value." if below else ".")
+    ]
+    if dear:
+        told.append(
+            f"A launch of their own, after those: Points that change {_names(dear)}"
+            + (f", or that raise {_names(below)}." if below else ".")
+        )
+    told.append(
+        f"Your command is launched as it is at the start; at the end it and the best Point are launched "
+        f"{request.confirmations} more times each."
+    )
+    return told
+
+
+def _names(keys_: Sequence[str]) -> str:
+    return ", ".join(short_key(key) for key in keys_)
 
 
 def session_level(launched: Sequence[Launched], session: str, source: Source) -> float | None:

@@ -19,8 +19,9 @@ from autotune.tuner.listener import Listener
 from autotune.tuner.persist import Persistence, disk_failure
 from autotune.tuner.prepare import Prepared
 from autotune.tuner.proposals import Proposal, Proposer
-from autotune.tuner.request import Objective
+from autotune.tuner.request import Objective, RunnerName
 from autotune.tuner.sessions import adrift, comparable, gradient_equal
+from autotune.tuner.wording import duration
 from autotune.values import (
     Decision,
     Failure,
@@ -110,6 +111,7 @@ class StudyRun:
         baseline = self._baseline()
         if baseline is None:
             return self._close("stopped" if self.stopped else "failed", self._failed_verdict())
+        self._say_how()
         self._search()
         winner, confirmed = self._confirm()
         verdict = self._verdict(winner, confirmed)
@@ -123,6 +125,19 @@ class StudyRun:
         proposal = self._proposer.take(self._proposer.baseline())
         launched = self._launch(proposal.point, TrialKind.BASELINE, proposal.origin, proposal)
         return launched if launched.state is TrialState.MEASURED else None
+
+    def _say_how(self) -> None:
+        """Where every Point costs a launch, what the budget affords."""
+        reason = None if self._sessions is None else self._sessions.unsupported
+        if self._request.runner is RunnerName.COLD or reason is None:
+            return
+        launch = median(run.wall_seconds for run in self._launched if math.isfinite(run.wall_seconds))
+        text = f"No session ({reason}): every Point costs a launch of about {duration(launch)}"
+        if self._request.time_budget is not None:
+            left = self._request.time_budget - self._spent_before - (self._now() - self._begin)
+            affords = max(0, int(left / launch) - 2 * self._request.confirmations)
+            text += f"; after the confirmation the time budget affords {affords} of them"
+        self._listener.said(f"{text}.")
 
     def _search(self) -> None:
         """Points of the session first, then those that need a launch of their own: the other order would start many sessions."""

@@ -1,0 +1,136 @@
+"""Studies in sessions, with the double of verl. Every figure in here is simulated."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+
+import pytest
+
+from autotune.store.records import gain_of
+from autotune.store.store import Store
+from autotune.values import TrialKind
+from autotune.verl import keys
+from tests.cli.test_run import autotune
+from tests.fakes.launches import SCRIPT, write_script
+
+CHECKPOINTING = "actor_rollout_ref.model.enable_gradient_checkpointing"
+SPACE = f"""\
+name: s
+knobs:
+  {keys.ACTOR_MICRO_BATCH}: [2, 4, 8, 16]
+  {keys.MAX_NUM_SEQS}: [64, 128, 256]
+  {keys.GPU_MEMORY}: [0.3, 0.4, 0.5]
+"""
+
+
+@pytest.fixture
+def study(tmp_path):
+    """Runs a study and returns what it says."""
+    write_script(tmp_path)
+    (tmp_path / "s.yaml").write_text(SPACE)
+
+    def run(*arguments: str, **faults: str) -> dict:
+        trials = ["--trials", "8", "--confirmations", "1", "--space", "s.yaml", "--study", "one", "--out", "o"]
+        ran = autotune(tmp_path, "run", "train.sh", *trials, *arguments, "--json", **faults)
+        assert ran.returncode == 0, ran.stderr
+        return {**json.loads(ran.stdout), "said": ran.stderr}
+
+    return run
+
+
+def of_kind(shown, kind):
+    return [trial for trial in shown["trials"] if trial["kind"] == kind]
+
+
+def test_one_session_measures_all_points_that_can_change_live(study, tmp_path):
+    shown = study()
+    (session,) = {trial["session"] for trial in of_kind(shown, "search")}
+    assert session is not None
+    assert len(list((tmp_path / "o/runs").glob("session-*"))) == 1
+    assert len(of_kind(shown, "search")) == 7
+    assert {trial["engine"] for trial in of_kind(shown, "search")} <= {"live", "cold"}
+    assert {trial["source"] for trial in of_kind(shown, "search")} == {"composed"}
+
+
+def test_the_users_command_and_the_finalists_are_launches_of_their_own(study):
+    shown = study()
+    for trial in [*of_kind(shown, "baseline"), *of_kind(shown, "confirm")]:
+        assert trial["session"] is None
+        assert trial["engine"] == "cold"
+    assert shown["verdict"]["decision"] == "better"
+    assert shown["verdict"]["equivalent"]["gradient"] is True
+    assert shown["baseline"]["kind"] == "baseline"
+
+
+def test_a_session_measures_the_users_command_at_its_start_and_at_its_end(study):
+    shown = study()
+    anchors = of_kind(shown, "anchor")
+    assert Counter(anchor["source"] for anchor in anchors) == {"whole": 2, "composed": 2}
+    assert {json.dumps(a["point"], sort_keys=True) for a in anchors} == {
+        json.dumps(shown["baseline"]["point"], sort_keys=True)
+    }
+
+
+def test_gains_of_a_session_are_against_the_users_command_in_that_session(study, tmp_path):
+    """On a host that is slower while the session runs, every figure in it is lower, and no gain is."""
+    shown = study(session_slower="1:1.5")
+    best = shown["verdict"]["best_number"]
+    store = Store.open(f"sqlite:///{tmp_path}/trials.db")
+    trials = store.trials(store.study("one").id)
+    store.close()
+    confirmed = next(trial for trial in trials if trial.number == best)
+    inside = next(t for t in trials if t.kind is TrialKind.SEARCH and t.point == confirmed.point)
+    assert inside.throughput is not None
+    assert confirmed.throughput is not None
+    assert inside.throughput < 0.8 * confirmed.throughput
+    assert gain_of(inside, trials) == pytest.approx(gain_of(confirmed, trials), rel=0.05)
+
+
+def test_points_of_a_session_that_became_slower_are_measured_again(study):
+    shown = study(session_slower="25:1.3")
+    assert "measured again" in shown["said"]
+    again = [t for t in of_kind(shown, "search") if "drifted" in t["origin"]]
+    assert again
+    assert {t["session"] for t in again} != {t["session"] for t in of_kind(shown, "search") if t not in again}
+
+
+def test_points_that_need_a_launch_come_after_those_of_the_session(study, tmp_path):
+    (tmp_path / "s.yaml").write_text(SPACE + f"  {CHECKPOINTING}: [true, false]\n")
+    shown = study("--trials", "10")
+    states = [trial["session"] is not None for trial in of_kind(shown, "search")]
+    assert states == sorted(states, reverse=True)
+    assert 1 <= states.count(False) <= 2
+
+
+def test_a_session_that_dies_loses_the_running_point_alone(study):
+    shown = study(session_dies="20")
+    lost = [trial for trial in of_kind(shown, "search") if trial["state"] == "failed"]
+    sessions = {trial["session"] for trial in of_kind(shown, "search") if trial["state"] == "measured"}
+    assert len(lost) == len(sessions) - 1 > 0
+    points = Counter(json.dumps(t["point"]) for t in of_kind(shown, "search") if t["state"] == "measured")
+    assert {json.dumps(trial["point"]) for trial in lost} <= points.keys()
+    assert set(points.values()) == {1}
+
+
+def test_a_job_without_sessions_says_why_and_what_its_budget_affords(study, tmp_path):
+    write_script(tmp_path, SCRIPT.replace("trainer.device=cpu", "trainer.use_v1=False trainer.device=cpu"))
+    shown = study("--time-budget", "2h", "--trials", "3")
+    assert "No session (the old trainer" in shown["said"]
+    assert "the time budget affords" in shown["said"]
+    assert not of_kind(shown, "anchor")
+
+
+def test_launches_alone_can_be_asked_for(study):
+    shown = study("--runner", "cold")
+    assert {trial["session"] for trial in shown["trials"]} == {None}
+    assert shown["verdict"]["equivalent"]["gradient"] is None
+
+
+def test_the_plan_is_told_before_anything_is_launched(tmp_path):
+    write_script(tmp_path)
+    ran = autotune(tmp_path, "run", "train.sh", "--dry-run", "--json")
+    plan = " ".join(json.loads(ran.stdout)["plan"])
+    assert "One launch of verl measures many Points" in plan
+    assert "rollout.gpu_memory_utilization below your own value" in plan
+    assert "model.enable_gradient_checkpointing" in plan
