@@ -167,7 +167,7 @@ def create_app(
     def study_events(study_id: int, since: str = "") -> Response:
         def running() -> bool:
             found = queries.study_summaries(store, [study_id])
-            return bool(found) and found[0].state == "running"
+            return bool(found) and pages.may_change(found[0].state, found[0].updated_at)
 
         return _stream(
             _changes(lambda: queries.study_token(store, study_id), since, running=running, stopping=stopping)

@@ -30,6 +30,7 @@ from autotune.values import KnobValue, Point, StepRecord, TrialState
 from autotune.verl import keys
 from autotune.verl.knobs import Knob, catalogue
 
+SETTLES_SECONDS = 30.0
 CHARTED = 500
 """Launches of one study that the pictures show."""
 
@@ -115,6 +116,11 @@ def _running(store: Store, study: StudySummary) -> Running:
     )
 
 
+def may_change(state: str, updated: datetime) -> bool:
+    """Whether a study is still written to: its script is stored a moment after it has ended."""
+    return state == "running" or (datetime.now(timezone.utc) - updated).total_seconds() < SETTLES_SECONDS
+
+
 def _planned(settings: Mapping[str, Any]) -> int | None:
     trials, confirmations = settings.get("trials"), settings.get("confirmations")
     return trials + 2 * confirmations if isinstance(trials, int) and isinstance(confirmations, int) else None
@@ -186,6 +192,11 @@ class StudyPage:
     @property
     def running(self) -> bool:
         return self.study.state == "running"
+
+    @property
+    def live(self) -> bool:
+        """Whether the page may still change."""
+        return may_change(self.study.state, self.study.updated_at)
 
     @property
     def last(self) -> TrialSummary | None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from autotune.dashboard import pages
 from autotune.store.store import Store
 from autotune.values import Failure, FailureClass, GpuUsage, Measurement, Phase, Point, TrialKind, TrialState
 from autotune.verl import keys
@@ -167,11 +168,11 @@ def test_credentials_are_masked_everywhere(store, client, tmp_path):
     bad = failure(f"torch.OutOfMemoryError: CUDA out of memory api_key={secret}")
     store.finish_trial(study, number, TrialState.INFEASIBLE, measurement=None, failure=bad)
     store.set_verdict(study, verdict(best_number=0))
-    pages = {path: client.get(path).text for path in ("/", "/studies/1", "/studies/1/trials/1", "/studies/1/figures")}
-    assert [path for path, page in pages.items() if secret in page] == []
-    assert "WANDB_API_KEY=***" in pages["/studies/1"]
-    assert "does not run as it stands" in pages["/studies/1"]
-    assert "logged in with ***" in pages["/studies/1/trials/1"]
+    shown = {path: client.get(path).text for path in ("/", "/studies/1", "/studies/1/trials/1", "/studies/1/figures")}
+    assert [path for path, page in shown.items() if secret in page] == []
+    assert "WANDB_API_KEY=***" in shown["/studies/1"]
+    assert "does not run as it stands" in shown["/studies/1"]
+    assert "logged in with ***" in shown["/studies/1/trials/1"]
 
 
 def test_the_script_can_be_copied_as_it_runs(store, client, tmp_path):
@@ -300,11 +301,13 @@ def test_a_regression_is_marked_on_the_home_page(store, client):
     assert "verl 0.9.1 → 0.9.2" in page
 
 
-def test_live_pages_connect_to_their_events_and_ended_ones_do_not(store, client):
+def test_live_pages_connect_to_their_events_and_ended_ones_do_not(store, client, monkeypatch):
     finished_study(store, "done")
     running = add_study(store, "running")
     add_trial(store, running, BASELINE, TrialKind.BASELINE)
     assert f'sse-connect="/studies/{running}/events' in client.get(f"/studies/{running}").text
+    assert "sse-connect" in client.get("/studies/1").text, "its script is stored a moment after its end"
+    monkeypatch.setattr(pages, "SETTLES_SECONDS", 0.0)
     assert "sse-connect" not in client.get("/studies/1").text
 
 
