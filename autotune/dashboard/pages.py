@@ -31,7 +31,7 @@ from autotune.verl import keys
 from autotune.verl.knobs import Knob, catalogue
 
 SETTLES_SECONDS = 30.0
-CHARTED = 500
+CHARTED = 300
 """Launches of one study that the pictures show."""
 
 
