@@ -41,6 +41,7 @@ class FailureClass(str, Enum):
     RAY_RESOURCES = "ray_resources"
     DISK_FULL = "disk_full"
     INTERRUPTED = "interrupted"
+    INTERFERENCE = "interference"
     UNKNOWN = "unknown"
 
 
@@ -74,11 +75,13 @@ class TrialState(str, Enum):
 
 
 class TrialKind(str, Enum):
-    """What a trial is for: the user's own command, the search, or the re-measurement of a finalist."""
+    """What a trial is for: the user's own command, the search, the re-measurement of a finalist, or the level of a session."""
 
     BASELINE = "baseline"
     SEARCH = "search"
     CONFIRM = "confirm"
+    ANCHOR = "anchor"
+    """The user's own command inside a session: what its Points are compared with."""
 
 
 class Decision(str, Enum):
@@ -192,6 +195,8 @@ class StepRecord:
     """A settling step is never counted: it holds compilation, first allocations or actor start-up."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     """Every numeric metric of the step under verl's own name."""
+    invalid: str | None = None
+    """What disturbed the step (a foreign process, throttling, stolen CPU), so that it does not count; None: nothing."""
 
     @property
     def rest_seconds(self) -> float:
@@ -225,6 +230,8 @@ class Measurement:
     """`full`: the user's own batch; anything else names the part of it that was measured."""
     engine: str = "cold"
     """`cold`: the engine was started with exactly these values; `live`: they were changed while it ran."""
+    session: str | None = None
+    """Id of the session that measured it; None: it had a launch of its own."""
     startup_seconds: float = math.nan
     """From the command to the end of the first step."""
     wall_seconds: float = math.nan
@@ -237,12 +244,12 @@ class Measurement:
 
     @property
     def counted(self) -> tuple[StepRecord, ...]:
-        """The steps that a figure may use: not settling, with a token count."""
-        return tuple(s for s in self.steps if not s.settling and s.tokens is not None)
+        """The steps that a figure may use: not settling, undisturbed, with a token count."""
+        return tuple(s for s in self.steps if not s.settling and s.invalid is None and s.tokens is not None)
 
     @property
     def settling_steps(self) -> int:
-        """How many steps were left out."""
+        """How many steps were left out at the start."""
         return sum(s.settling for s in self.steps)
 
     @property

@@ -7,7 +7,10 @@ from typing import Annotated
 import typer
 
 import autotune
-from autotune.cli import best, dashboard, export, logs, parse, run, show, studies
+from autotune.cli import best, dashboard, export, logs, parse, resume, run, show, studies
+from autotune.cli import console as terminal
+from autotune.measure.job_record import sweep
+from autotune.values import AutotuneError
 
 app = typer.Typer(
     name="autotune",
@@ -18,6 +21,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 app.command("run")(run.run)
+app.command("resume")(resume.resume)
 app.command("studies")(studies.studies)
 app.command("show")(show.show)
 app.command("best")(best.best)
@@ -40,6 +44,14 @@ def options(
     ] = False,
 ) -> None:
     """Options before the sub-command."""
+    try:
+        ended = sweep()
+    except AutotuneError as error:
+        terminal.refuse(str(error), status=terminal.RUN_FAILED)
+    if ended:
+        terminal.err.print(
+            f"[yellow]note[/] ended {ended} processes of a verl launch whose tuner and supervisor had been killed"
+        )
 
 
 def main() -> None:

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from autotune.measure.runner import Event, StageSeen, StepSeen
-from autotune.store.records import TrialRecord
+from autotune.store.records import TrialRecord, gain_of
 from autotune.tuner import wording as words
 from autotune.tuner.listener import Listener
 from autotune.tuner.prepare import Prepared
@@ -105,8 +105,7 @@ class Progress(Listener):
         return words.changes(changed)
 
     def _against_baseline(self, trial: TrialRecord) -> float | None:
-        own = next((t.throughput for t in self._trials if t.number == 0), None)
-        return None if not own or trial.throughput is None or trial.number == 0 else trial.throughput / own - 1
+        return gain_of(trial, self._trials)
 
     def _render(self) -> RenderableType:
         parts: list[RenderableType] = []

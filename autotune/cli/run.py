@@ -21,15 +21,21 @@ from autotune.cli.progress import Progress
 from autotune.cli.storage import DEFAULT_STORAGE
 from autotune.dashboard.report import write_report
 from autotune.launch import Launch, capture_environment
+from autotune.measure.job_record import await_orphans
 from autotune.measure.runner import Limits, StepPlan
+from autotune.store.records import StudyRecord
 from autotune.store.store import Store
 from autotune.tuner import wording as words
 from autotune.tuner.demo import DEMO_SPACE, demo_request
-from autotune.tuner.execute import Outputs, check_places, execute
+from autotune.tuner.execute import Outputs, StudyJob, check_places
+from autotune.tuner.persist import told
 from autotune.tuner.prepare import Prepared, launch_environment, open_composer, prepare, read_script
-from autotune.tuner.request import Objective, RunRequest, SamplerName
+from autotune.tuner.request import Objective, RunnerName, RunRequest, SamplerName
 from autotune.values import AutotuneError, BadInput
 from autotune.verl.knobs import Safety
+
+ORPHAN_SECONDS = 60.0
+"""How long a study waits for the launch of a tuner that was killed to end; its supervisor needs 45 s at most."""
 
 
 def run(
@@ -58,6 +64,9 @@ def run(
     ] = None,
     objective: Annotated[Objective, typer.Option(help="What makes a Point better.")] = Objective.THROUGHPUT,
     sampler: Annotated[SamplerName, typer.Option(help="What proposes Points after the first ones.")] = SamplerName.TPE,
+    runner: Annotated[
+        RunnerName, typer.Option(help="auto: sessions that measure many Points in one launch, where the job allows it.")
+    ] = RunnerName.AUTO,
     allow: Annotated[
         list[Safety] | None, typer.Option(help="Also tune knobs of this class (numeric).", show_default="neutral only")
     ] = None,
@@ -83,6 +92,9 @@ def run(
         int | None, typer.Option(min=2, help="Counted steps per launch at least.", show_default="2")
     ] = None,
     startup_timeout: Annotated[float, typer.Option(min=10, help="Seconds until the first step must be done.")] = 1800.0,
+    wait: Annotated[
+        bool, typer.Option("--wait", help="Wait for GPUs that are busy; without it they are refused.")
+    ] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before --setup runs.")] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Check everything, show what would run, launch and write nothing.")
@@ -112,37 +124,52 @@ def run(
             python=python or (sys.executable if demo else None),
             trials=trials or 30,
             confirmations=2 if confirmations is None else confirmations,
-            time_budget=None if time_budget is None else _seconds(time_budget),
+            time_budget=None if time_budget is None else seconds_of(time_budget),
             objective=objective,
             sampler=sampler,
+            runner=runner,
             allow=tuple(dict.fromkeys((Safety.NEUTRAL, *_allowed(allow or [])))),
             hooks=not no_hooks,
             seed=seed,
             set_overrides=overrides,
             env=variables,
-            setup_env=_setup(setup, variables, yes=yes, dry_run=dry_run),
+            setup=setup,
+            setup_env=run_setup(setup, variables, yes=yes, dry_run=dry_run),
             plan=StepPlan(at_least=steps or 2, at_most=max(5, steps or 2)),
             limits=Limits(startup=startup_timeout),
+            wait=wait,
         )
         check_places(request)
         if demo:
             request = demo_request(request, trials=trials, confirmations=confirmations, steps=steps, dry_run=dry_run)
-        status = _run(request, setup, dry_run=dry_run, as_json=as_json)
+        status = tune(request, dry_run=dry_run, as_json=as_json)
     except BadInput as error:
         terminal.refuse(str(error), as_json=as_json)
     except AutotuneError as error:
         terminal.refuse(str(error), status=terminal.RUN_FAILED, as_json=as_json, code="RUN_FAILED")
+    except OSError as error:
+        known = told(error)
+        if known is None:
+            raise
+        terminal.refuse(str(known), status=terminal.RUN_FAILED, as_json=as_json, code="RUN_FAILED")
     raise typer.Exit(status)
 
 
-def _run(request: RunRequest, setup: str | None, *, dry_run: bool, as_json: bool) -> int:
+def tune(request: RunRequest, *, dry_run: bool, as_json: bool, resumed: StudyRecord | None = None) -> int:
+    """Runs a study, new or taken up again, to its end; returns the exit status.
+
+    Raises:
+        AutotuneError: with what is wrong.
+    """
+    if not dry_run:
+        await_orphans(ORPHAN_SECONDS, say=lambda text: terminal.err.print(f"[yellow]note[/] {escape(text)}"))
     launch = read_script(request)
     env = launch_environment(request, launch)
     composer, python = open_composer(request, launch, env)
     with composer:
         prepared = prepare(request, composer, launch, python, env)
         if not as_json:
-            _explain(prepared, launch, setup, details=dry_run)
+            _explain(prepared, launch, request.setup, details=dry_run)
         if dry_run:
             if as_json:
                 terminal.print_json(dry_run_json(prepared))
@@ -160,7 +187,10 @@ def _run(request: RunRequest, setup: str | None, *, dry_run: bool, as_json: bool
                 )
                 job.stop(now=now)
 
-            job = execute(prepared, composer, progress)
+            try:
+                job = StudyJob(prepared, composer, progress, resumed=resumed)
+            except KeyboardInterrupt:  # while it waits for GPUs; no study has begun
+                return terminal.INTERRUPTED
             previous = {sig: signal.signal(sig, interrupted) for sig in (signal.SIGINT, signal.SIGTERM)}
             try:
                 outputs = job.run()
@@ -262,7 +292,10 @@ def _conclude(outputs: Outputs) -> None:
     for path in outputs.files:
         console.print(f"  {escape(str(path))}", style="dim", soft_wrap=True)
     if outputs.stopped:
-        console.print(f"Stopped on request; what was measured is kept: autotune show {escape(outputs.study)}")
+        console.print(
+            f"Stopped on request; what was measured is kept (autotune show {escape(outputs.study)}). "
+            f"Go on with it: autotune resume {escape(outputs.study)}"
+        )
 
 
 def _script(script: Path | None) -> Path:
@@ -295,14 +328,24 @@ def _allowed(allow: list[Safety]) -> list[Safety]:
     return allow
 
 
-def _seconds(text: str) -> float:
+def seconds_of(text: str) -> float:
+    """Seconds of a time such as `90m` or `6h`.
+
+    Raises:
+        BadInput: it is none.
+    """
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(s|m|min|h|d)?", text.strip())
     if match is None:
         raise BadInput(f"--time-budget {text!r}: expected a number with s, m, h or d, such as 90m or 6h")
     return float(match[1]) * {"s": 1, None: 1, "m": 60, "min": 60, "h": 3600, "d": 86400}[match[2]]
 
 
-def _setup(command: str | None, env: dict[str, str], *, yes: bool, dry_run: bool) -> dict[str, str]:
+def run_setup(command: str | None, env: dict[str, str], *, yes: bool, dry_run: bool) -> dict[str, str]:
+    """What the user's set-up command exports, once the user has agreed to run it.
+
+    Raises:
+        BadInput: not agreed to, or nobody can be asked.
+    """
     if command is None or dry_run:
         return {}
     if not yes:

@@ -13,7 +13,7 @@ from autotune.cli import console as terminal
 from autotune.cli.progress import phase_bars
 from autotune.cli.storage import DEFAULT_STORAGE, chosen_study, open_existing
 from autotune.store.json_shapes import show_json
-from autotune.store.records import StudyRecord, TrialRecord
+from autotune.store.records import StudyRecord, TrialRecord, gain_of, own_command
 from autotune.tuner import wording
 from autotune.values import BadInput, TrialKind, TrialState
 
@@ -48,9 +48,10 @@ def print_study(study: StudyRecord, trials: Sequence[TrialRecord]) -> None:
     parts = verdict.get("equivalent") or {}
     told = ", ".join(f"{name}: {wording.equivalence(parts.get(name))}" for name in ("config", "gradient", "trajectory"))
     console.print(f"Trains the same? {told}", style="dim")
-    for title, number in (("your command", 0), ("best", verdict.get("best_number"))):
-        trial = next((t for t in trials if t.number == number), None)
-        if trial is not None and trial.step_seconds and not (title == "best" and number == 0):
+    own = own_command(trials)
+    best = next((t for t in trials if t.number == verdict.get("best_number")), None)
+    for title, trial in (("your command", own), ("best", None if best == own else best)):
+        if trial is not None and trial.step_seconds:
             console.print(
                 f"\n{title} (t{trial.number:03d}): {wording.number(trial.step_seconds, 2)} s/step, {wording.number(trial.throughput)} tokens/s/GPU"
             )
@@ -66,10 +67,9 @@ def print_study(study: StudyRecord, trials: Sequence[TrialRecord]) -> None:
 
 def trials_table(trials: Sequence[TrialRecord]) -> Table:
     """Every launch, one per row."""
-    own = next((t.throughput for t in trials if t.number == 0), None)
     table = Table("trial", "state", "tokens/s/GPU", "gain", "s/step", "MFU", "steps", "changed from your command")
     for trial in trials:
-        state = trial.state.value + (" again" if trial.kind is TrialKind.CONFIRM else "")
+        state = trial.state.value + {TrialKind.CONFIRM: " again", TrialKind.ANCHOR: " in session"}.get(trial.kind, "")
         colour = (
             ""
             if trial.state is TrialState.MEASURED
@@ -77,7 +77,7 @@ def trials_table(trials: Sequence[TrialRecord]) -> Table:
             if trial.state in (TrialState.INFEASIBLE, TrialState.FAILED, TrialState.INVALID)
             else "cyan"
         )
-        gain = wording.gain(trial.throughput / own - 1) if own and trial.throughput and trial.number else "–"
+        gain = wording.gain(gain_of(trial, trials))
         table.add_row(
             f"t{trial.number:03d}",
             f"[{colour}]{state}[/]" if colour else state,

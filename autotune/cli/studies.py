@@ -12,6 +12,7 @@ from autotune.cli import console as terminal
 from autotune.cli.storage import DEFAULT_STORAGE, open_existing
 from autotune.store.json_shapes import studies_json
 from autotune.tuner import wording
+from autotune.tuner.lease import interrupted
 from autotune.values import BadInput
 
 
@@ -24,8 +25,9 @@ def studies(
         found = open_existing(storage).studies()
     except BadInput as error:
         terminal.refuse(str(error), as_json=as_json)
+    gone = {study.name for study in found if interrupted(study)}
     if as_json:
-        terminal.print_json(studies_json(found))
+        terminal.print_json(studies_json(found, gone))
         return
     table = Table("study", "created (UTC)", "state", "launches", "gain", "workload")
     for study in found:
@@ -37,6 +39,13 @@ def studies(
             else str(verdict.get("decision", "–")).replace("_", " ")
         )
         table.add_row(
-            name, f"{study.created_at:%Y-%m-%d %H:%M}", study.state, str(study.trials), shown, escape(study.workload)
+            name,
+            f"{study.created_at:%Y-%m-%d %H:%M}",
+            "interrupted" if study.name in gone else study.state,
+            str(study.trials),
+            shown,
+            escape(study.workload),
         )
     terminal.out.print(table)
+    if gone:
+        terminal.out.print("Go on with the newest interrupted study: autotune resume", style="dim")

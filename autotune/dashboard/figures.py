@@ -19,6 +19,7 @@ from autotune.dashboard.analysis import (
 )
 from autotune.redaction import redact
 from autotune.store.queries import TrialSummary
+from autotune.store.records import own_command
 from autotune.tuner import wording
 from autotune.values import KnobValue, Point, StepRecord, TrialState
 
@@ -440,7 +441,7 @@ def _why(trial: TrialSummary) -> str:
 
 
 def _baseline(trials: Sequence[TrialSummary]) -> TrialSummary | None:
-    return next((t for t in trials if t.number == 0), None)
+    return own_command(trials)
 
 
 def _link(trial: TrialSummary) -> str:

@@ -24,7 +24,7 @@ from autotune.dashboard.figures import Figure
 from autotune.dashboard.files import LogView, Script, best_script, log_view, secrets_of
 from autotune.store import queries
 from autotune.store.queries import Night, Page, StudySummary, TrialSummary, WorkloadSummary
-from autotune.store.records import StudyRecord, TrialRecord
+from autotune.store.records import StudyRecord, TrialRecord, own_command
 from autotune.store.store import Store
 from autotune.values import KnobValue, Point, StepRecord, TrialState
 from autotune.verl import keys
@@ -239,7 +239,7 @@ def study(store: Store, study_id: int, *, with_script: bool = True) -> StudyPage
     token = digest(queries.study_token(store, study_id))
     trials = queries.trial_summaries(store, study_id, most=CHARTED)
     verdict = record.verdict or {}
-    baseline = next((t for t in trials if t.number == 0), None)
+    baseline = own_command(trials)
     number = verdict.get("best_number")
     chosen = queries.trial_summary(store, study_id, number) if isinstance(number, int) else None
     fastest = max(
@@ -248,7 +248,7 @@ def study(store: Store, study_id: int, *, with_script: bool = True) -> StudyPage
         default=None,
     )
     best = chosen or (fastest if not verdict else None)
-    best = None if best is not None and best.number == 0 else best
+    best = None if best == baseline else best
     effects = knob_effects(trials, str(record.environment.get("verl", "")))
     unit = "rank-minutes" if str(record.config.get("trainer.device")) == "cpu" else "GPU-minutes"
     return StudyPage(

@@ -57,6 +57,12 @@ def _peak_resident(*args: Any, **kwargs: Any) -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
+def _forget_peak(*args: Any, **kwargs: Any) -> None:
+    """Linux lets a process forget the highest resident size that it ever had (proc(5), clear_refs)."""
+    with contextlib.suppress(OSError), open("/proc/self/clear_refs", "w", encoding="ascii") as sink:
+        sink.write("5")
+
+
 def _free_and_total(*args: Any, **kwargs: Any) -> tuple[int, int]:
     memory = psutil.virtual_memory()
     return memory.available, memory.total
@@ -64,8 +70,9 @@ def _free_and_total(*args: Any, **kwargs: Any) -> tuple[int, int]:
 
 def _device_module() -> types.ModuleType:
     device: Any = _Device("autotune_cpu_device")
-    for name in ("set_device", "synchronize", "empty_cache", "ipc_collect", "reset_peak_memory_stats"):
+    for name in ("set_device", "synchronize", "empty_cache", "ipc_collect"):
         setattr(device, name, _nothing)
+    device.reset_peak_memory_stats = _forget_peak
     device.is_available = lambda: True
     device.get_device_name = lambda *args, **kwargs: "CPU"  # verl's table of peak FLOPS has this name
     device.memory_allocated = device.memory_reserved = _resident

@@ -40,6 +40,10 @@ _KEYS = {
 }
 
 
+_TALKERS: "list[Echo]" = []
+"""Every report of this process."""
+
+
 class Echo:
     """The report of one process; written again whenever something in it changed."""
 
@@ -47,6 +51,7 @@ class Echo:
         self._role = role
         self._values: dict[str, Any] = {}
         self._extra: dict[str, Any] = {}
+        _TALKERS.append(self)
 
     def say(self, values: dict[str, Any], extra: dict[str, Any] | None = None) -> None:
         """Adds values by knob key, and facts that are no knobs."""
@@ -55,6 +60,14 @@ class Echo:
         self._extra.update(extra or {})
         if (self._values, self._extra) != before:
             self._write()
+
+    def told(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """What was said: values by knob key, and facts that are no knobs."""
+        return self._values, self._extra
+
+    def forget(self) -> None:
+        """Starts anew: what the next setting leaves unsaid must not seem to be in effect."""
+        self._values, self._extra = {}, {}
 
     def _write(self) -> None:
         folder = os.environ.get(FOLDER)
@@ -75,6 +88,19 @@ class Echo:
         except (OSError, TypeError, ValueError) as error:
             # A full disk or a value that JSON lacks must not end the training; the tuner sees that the report is missing.
             complain(f"the report {path} could not be written: {error}")
+
+
+def collect(*, keep: bool = False) -> dict[str, Any]:
+    """What this process has said (`values`, `extra`) since it was last asked, or since ever with `keep`."""
+    values: dict[str, Any] = {}
+    extra: dict[str, Any] = {}
+    for talker in _TALKERS:
+        said, facts = talker.told()
+        values.update(said)
+        extra.update(facts)
+        if not keep:
+            talker.forget()
+    return {"values": values, "extra": extra}
 
 
 def complain(message: str) -> None:

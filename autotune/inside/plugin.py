@@ -2,9 +2,10 @@
 
 import os
 
-from autotune.inside import echo
+from autotune.inside import echo, session
 
 echo.watch_trainer()
+session.watch_session()
 if os.environ.get("VERL_PLATFORM") == "cpu":
     from autotune.inside import cpu_critic, cpu_platform
 

@@ -3,7 +3,7 @@
 import os
 from typing import Any
 
-from autotune.inside import echo
+from autotune.inside import echo, session
 from autotune.inside.imports import after_import
 
 KEEP_ONEDNN = "AUTOTUNE_KEEP_ONEDNN"
@@ -22,5 +22,6 @@ def _keep_weights(module: Any) -> None:
 def register() -> None:
     """Called by vLLM."""
     echo.watch_engine()
+    session.watch_engine()
     if os.environ.get("VERL_PLATFORM") == "cpu" and os.environ.get(KEEP_ONEDNN) != "1":
         after_import("vllm._custom_ops", _keep_weights)

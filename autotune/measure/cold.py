@@ -7,15 +7,17 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from autotune.measure.gpu import GpuSampler
+from autotune.measure.gpu import GpuSampler, host_gpus
+from autotune.measure.interference import InterferenceWatch, Thresholds
 from autotune.measure.leftovers import Leftovers
 from autotune.measure.payload import Payload
-from autotune.measure.process import JobProcess
+from autotune.measure.process import JobProcess, NotStarted, SupervisorLost
 from autotune.measure.runner import Event, Limits, Order, Outcome, Runner, StageSeen, StepSeen
 from autotune.measure.watchdog import ERROR_LINE, overdue
 from autotune.measure.window import enough, settled
@@ -28,7 +30,6 @@ from autotune.verl.short_run import short_run_overrides
 POLL_SECONDS = 0.25
 _Ender = Literal["plan", "watchdog", "user"]
 """Who ended a launch that did not end by itself: its plan was fulfilled, it hung, or the user asked."""
-_RECORD_EVERY = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +50,8 @@ class ColdJob:
     gpus: tuple[int, ...]
     """NVML indices of the GPUs it uses; empty on the CPU."""
     payload: Payload
+    hold: tuple[int, ...] = ()
+    """Descriptors of the locks on those GPUs, for whatever outlives the tuner."""
     simulated: bool = False
     """True where `python` runs a double of verl."""
 
@@ -59,7 +62,7 @@ class ColdJob:
         return [self.python, *entry, *self.arguments, *overrides, *short]
 
 
-class _ErrorWatch:
+class ErrorWatch:
     """Reads what was added to a growing log and remembers when an error was first seen without progress after it."""
 
     def __init__(self, log: Path) -> None:
@@ -103,31 +106,48 @@ class ColdRunner(Runner):
         echo_dir.mkdir(exist_ok=True)
         metrics = order.run_dir / "metrics.jsonl"
         log = order.run_dir / "console.log"
-        leftovers = Leftovers()
         sampler = GpuSampler(self._job.gpus)
         begin = time.monotonic()
         job: JobProcess | None = None
+        interference: InterferenceWatch | None = None
         try:
-            env = self._environment(leftovers, metrics, echo_dir)
+            job = JobProcess(hold=self._job.hold, patience=self._limits.terminate)
+            leftovers = job.leftovers
+            env = launch_environment(self._job, leftovers, metrics, echo_dir)
             command = self._job.command(
-                order.overrides, steps=1 + order.plan.at_most, run_dir=order.run_dir, ray_dir=leftovers.private
+                order.overrides, steps=order.plan.most_steps, run_dir=order.run_dir, ray_dir=leftovers.ray
             )
             (order.run_dir / "command.json").write_text(json.dumps({"argv": command, "cwd": self._job.cwd}, indent=1))
-            job = JobProcess(command, env=env, cwd=self._job.cwd, log=log)
+            job.start(command, env=env, cwd=self._job.cwd, log=log)
+            interference = watch_interference(self._job, job)
             watch(StageSeen("starting"))
-            steps, ended_by, reason = self._follow(job, order, metrics, log, begin, watch)
+            steps, ended_by, reason = self._follow(job, order, metrics, log, begin, watch, interference)
             last_step_at = time.monotonic()
             watch(StageSeen("stopping"))
             natural = ended_by is None and job.exit_code is None and job.await_end(self._limits.exit)
             job.stop(patience=self._limits.terminate)
             exit_code = job.exit_code
+        except SupervisorLost as lost:
+            return Failure(
+                FailureClass.INTERRUPTED,
+                Phase.UNKNOWN,
+                "Nothing is left of the launch; the Point is measured again.",
+                str(lost),
+                True,
+            )
+        except NotStarted as problem:
+            return Failure(
+                FailureClass.UNKNOWN, Phase.UNKNOWN, "Check the interpreter and the folder.", str(problem), False
+            )
         finally:
             if job is not None:
                 job.stop(patience=self._limits.terminate)
+            if interference is not None:
+                interference.close()
             sampler.close()
-            leftovers.remove()
         marked = settled(steps)
-        counted = [step for step in marked if not step.settling and step.tokens is not None]
+        rated = [step for step in marked if not step.settling and step.tokens is not None]
+        counted = [step for step in rated if step.invalid is None]
         interrupted = ended_by == "user"
         crashed = ended_by is None and not natural and exit_code != 0 and not enough(steps, order.plan)
         if len(counted) >= order.plan.at_least and not interrupted and not crashed and ended_by != "watchdog":
@@ -149,6 +169,8 @@ class ColdRunner(Runner):
                 "stopped by the user",
                 True,
             )
+        if len(rated) >= order.plan.at_least > len(counted) and not crashed and ended_by != "watchdog":
+            return disturbed(rated)
         failure = diagnose_file(
             log,
             exit_code=None if natural else exit_code,
@@ -167,33 +189,31 @@ class ColdRunner(Runner):
             False,
         )
 
-    def _environment(self, leftovers: Leftovers, metrics: Path, echo_dir: Path) -> dict[str, str]:
-        env = dict(self._job.env)
-        env.setdefault("TORCHINDUCTOR_CACHE_DIR", f"/tmp/torchinductor_{os.environ.get('USER') or os.getuid()}")
-        env.pop("RAY_ADDRESS", None)  # or ray.init joins the user's running cluster
-        env.update(
-            TMPDIR=str(leftovers.temporary),
-            VERL_FILE_LOGGER_PATH=str(metrics.resolve()),
-            HYDRA_FULL_ERROR="1",
-            PYTHONUNBUFFERED="1",
-            RAY_USAGE_STATS_ENABLED="0",
-        )
-        return self._job.payload.apply(env, echo_dir.resolve())
-
     def _follow(
-        self, job: JobProcess, order: Order, metrics: Path, log: Path, begin: float, watch: Callable[[Event], None]
+        self,
+        job: JobProcess,
+        order: Order,
+        metrics: Path,
+        log: Path,
+        begin: float,
+        watch: Callable[[Event], None],
+        interference: InterferenceWatch | None,
     ) -> tuple[list[StepRecord], _Ender | None, str | None]:
         """Until there are steps enough, verl ended, or it has to be ended: the steps, who ended it, and why."""
         tail = MetricsTail(metrics)
-        errors = _ErrorWatch(log)
+        errors = ErrorWatch(log)
         steps: list[StepRecord] = []
-        progress = recorded = begin
+        progress = begin
         self._first_step_seconds = math.nan
         while True:
             ended = job.exit_code is not None  # asked before reading, so that the last lines are not missed
             for step in tail.poll():
-                steps.append(step)
                 progress = time.monotonic()
+                if interference is not None and steps:  # the first one settles and is not counted anyway
+                    thresholds = Thresholds(others=order.plan.crowding)
+                    found = interference.between(progress - step.seconds, progress, thresholds=thresholds)
+                    step = replace(step, invalid=found)
+                steps.append(step)
                 errors.progress()
                 if len(steps) == 1:
                     self._first_step_seconds = progress - begin
@@ -202,16 +222,13 @@ class ColdRunner(Runner):
                 if self._stop_soon.is_set():
                     return steps, "user", None
             if enough(steps, order.plan):
-                return steps, None if len(steps) > order.plan.at_most else "plan", None
+                return steps, None if len(steps) >= order.plan.most_steps else "plan", None
             if ended:
                 return steps, None, None
             if self._stop_now.is_set() or (self._stop_soon.is_set() and not steps):
                 return steps, "user", None
             errors.look()
             now = time.monotonic()
-            if now - recorded > _RECORD_EVERY:
-                job.record()
-                recorded = now
             reason = overdue(
                 self._limits,
                 since_start=now - begin,
@@ -224,19 +241,63 @@ class ColdRunner(Runner):
             time.sleep(POLL_SECONDS)
 
 
+def watch_interference(job: ColdJob, process: JobProcess) -> InterferenceWatch | None:
+    """What tells whether a step of this job was disturbed; None: nobody, since a double's seconds are computed."""
+    if job.simulated:
+        return None
+    uuids = [gpu.uuid for gpu in host_gpus() if gpu.index in job.gpus] if job.gpus else []
+    return InterferenceWatch(uuids, lambda: process.pids, on_cpu=not uuids)
+
+
+def disturbed(steps: Sequence[StepRecord]) -> Failure:
+    """The failure of a launch of which too many steps were disturbed."""
+    reasons = Counter(step.invalid for step in steps if step.invalid is not None)
+    told = "; ".join(reason for reason, _ in reasons.most_common(3))
+    return Failure(
+        FailureClass.INTERFERENCE,
+        Phase.UNKNOWN,
+        "Keep other programs off these GPUs and CPUs, or cool them, and measure the Point again.",
+        f"{reasons.total()} of {len(steps)} steps were disturbed and do not count: {told}",
+        True,
+    )
+
+
+def launch_environment(job: ColdJob, leftovers: Leftovers, metrics: Path, echo_dir: Path) -> dict[str, str]:
+    """The whole environment of one launch: the user's, private folders, the payload."""
+    env = dict(job.env)
+    env.setdefault("TORCHINDUCTOR_CACHE_DIR", f"/tmp/torchinductor_{os.environ.get('USER') or os.getuid()}")
+    env.pop("RAY_ADDRESS", None)  # or ray.init joins the user's running cluster
+    env.update(
+        TMPDIR=str(leftovers.temporary),
+        VERL_FILE_LOGGER_PATH=str(metrics.resolve()),
+        HYDRA_FULL_ERROR="1",
+        PYTHONUNBUFFERED="1",
+        RAY_USAGE_STATS_ENABLED="0",
+    )
+    return job.payload.apply(env, echo_dir.resolve())
+
+
 def read_echo(folder: Path) -> dict[str, KnobValue]:
     """The values in effect that the processes of a launch reported, by knob key (files of `autotune.inside.echo`).
 
     Where processes disagree about a value, it is reported as the sorted list of what was seen, as text, so that it
     equals no wanted value.
     """
-    seen: dict[str, list[KnobValue]] = {}
+    reports = []
     for path in sorted(folder.glob("*.json")):
         try:
             report = json.loads(path.read_text(encoding="utf-8"))
         except json.JSONDecodeError:
             continue  # its process was killed while it wrote
-        for key, value in report.get("values", {}).items():
+        reports.append(report.get("values", {}))
+    return merged_echo(reports)
+
+
+def merged_echo(reports: Iterable[Mapping[str, KnobValue]]) -> dict[str, KnobValue]:
+    """One report of many; what they disagree about becomes a text that equals no wanted value."""
+    seen: dict[str, list[KnobValue]] = {}
+    for values in reports:
+        for key, value in values.items():
             if value not in seen.setdefault(key, []):
                 seen[key].append(value)
     return {

@@ -19,19 +19,60 @@ _THROTTLED = (
 )
 
 
-def gpu_names() -> list[str]:
-    """Names of the GPUs of this host; empty where there is no NVIDIA driver."""
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """A GPU of this host."""
+
+    index: int
+    """NVML's, which is the order on the PCI bus."""
+    uuid: str
+    name: str
+
+
+def host_gpus() -> list[Gpu]:
+    """The GPUs of this host by index; empty where there is no NVIDIA driver."""
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError:
         return []
     try:
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
         return [
-            _text(pynvml.nvmlDeviceGetName(pynvml.nvmlDeviceGetHandleByIndex(i)))
-            for i in range(pynvml.nvmlDeviceGetCount())
+            Gpu(index, _text(pynvml.nvmlDeviceGetUUID(handle)), _text(pynvml.nvmlDeviceGetName(handle)))
+            for index, handle in enumerate(handles)
         ]
     finally:
         pynvml.nvmlShutdown()
+
+
+def gpu_names() -> list[str]:
+    """Names of the GPUs of this host; empty where there is no NVIDIA driver."""
+    return [gpu.name for gpu in host_gpus()]
+
+
+def visible_gpus(named: str | None, uuids: Sequence[str]) -> tuple[int, ...]:
+    """Indices of the GPUs that CUDA would show, in its order.
+
+    As CUDA does, it stops at the first entry that names none (`-1` therefore hides the rest), and takes the beginning of
+    a UUID where only one GPU has it. A GPU that is named twice hides all; slices of one (MIG) are no GPUs to train on.
+
+    Args:
+        named: CUDA_VISIBLE_DEVICES; None: not set.
+        uuids: UUID of every GPU of the host, by index.
+    """
+    if named is None:
+        return tuple(range(len(uuids)))
+    found: list[int] = []
+    for part in named.split(","):
+        entry = part.strip()
+        if entry.isdigit():
+            matching = [int(entry)] if int(entry) < len(uuids) else []
+        else:
+            matching = [i for i, uuid in enumerate(uuids) if entry.startswith("GPU-") and uuid.startswith(entry)]
+        if len(matching) != 1:
+            break
+        found += matching
+    return tuple(found) if len(set(found)) == len(found) else ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,13 @@ class StepPlan:
     at_most: int = 5
     agreement: float = 0.05
     """Counting stops when the last two steps' tokens/s differ by no more than this share."""
+    crowding: float = 0.25
+    """Share of all CPUs from which on other programs disturb a step, on CPU jobs alone and only while no CPU is idle."""
+
+    @property
+    def most_steps(self) -> int:
+        """Steps that a launch has to be able to take: the settling one, and every other one twice if it is disturbed."""
+        return 1 + 2 * self.at_most
 
     def __post_init__(self) -> None:
         if not 1 <= self.at_least <= self.at_most:
@@ -55,6 +62,8 @@ class Order:
     run_dir: Path
     """Folder for the log, metrics and echo of this launch; the runner creates it."""
     plan: StepPlan
+    fresh: bool = False
+    """True: in a launch of its own, with the engine started at these values; finalists are confirmed so."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,14 +18,34 @@ def settled(steps: Sequence[StepRecord]) -> tuple[StepRecord, ...]:
 
 
 def enough(steps: Sequence[StepRecord], plan: StepPlan) -> bool:
-    """Whether no further step is needed: the last two counted steps agree, or the plan's end is reached."""
-    counted = [step for step in settled(steps) if not step.settling and step.tokens is not None]
-    if len(counted) >= plan.at_most:
+    """Whether no further step is needed: the last two counted steps agree, or the plan's end is reached.
+
+    A disturbed step is made once more. If that one is disturbed, too, its place in the plan stays empty; the plan ends when
+    too few places are left, or when nothing but empty ones came first.
+    """
+    rated = [step for step in settled(steps) if not step.settling and step.tokens is not None]
+    counted = [step for step in rated if step.invalid is None]
+    empty = _empty_places(rated)
+    if len(counted) + empty >= plan.at_most or empty > plan.at_most - plan.at_least:
+        return True
+    if not counted and empty >= plan.at_least:
         return True
     if len(counted) < max(2, plan.at_least):
         return len(counted) >= plan.at_least == 1
     last, previous = (speed(step) for step in (counted[-1], counted[-2]))
     return abs(last - previous) <= plan.agreement * max(last, previous)
+
+
+def _empty_places(rated: Sequence[StepRecord]) -> int:
+    """How often a step and the one that repeated it were both disturbed."""
+    empty, repeating = 0, False
+    for step in rated:
+        if step.invalid is None:
+            repeating = False
+        else:
+            empty += repeating
+            repeating = not repeating
+    return empty
 
 
 def speed(step: StepRecord) -> float:

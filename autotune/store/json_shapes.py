@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import Any
 
-from autotune.store.records import StudyRecord, TrialRecord
+from autotune.store.records import StudyRecord, TrialRecord, own_command
 
 
-def studies_json(studies: Sequence[StudyRecord]) -> dict[str, Any]:
-    """`{"studies": […]}`, in the order given."""
+def studies_json(studies: Sequence[StudyRecord], interrupted: Container[str] = ()) -> dict[str, Any]:
+    """`{"studies": […]}`, in the order given.
+
+    Args:
+        interrupted: names of studies that say they run, but whose tuner is gone.
+    """
     return {
         "studies": [
             {
@@ -19,7 +23,7 @@ def studies_json(studies: Sequence[StudyRecord]) -> dict[str, Any]:
                 "trials": study.trials,
                 "best": (study.verdict or {}).get("best_number"),
                 "gain": (study.verdict or {}).get("gain"),
-                "state": study.state,
+                "state": "interrupted" if study.name in interrupted else study.state,
                 "simulated": study.simulated,
             }
             for study in studies
@@ -32,12 +36,13 @@ def show_json(study: StudyRecord, trials: Sequence[TrialRecord]) -> dict[str, An
     verdict = dict(study.verdict) if study.verdict else None
     best = verdict.get("best_number") if verdict else None
     shown = [trial_json(trial) for trial in trials]
+    own = own_command(trials)
     return {
         "study": study.name,
         "workload": study.workload,
         "state": study.state,
         "simulated": study.simulated,
-        "baseline": next((trial for trial in shown if trial["number"] == 0), None),
+        "baseline": None if own is None else trial_json(own),
         "best": next((trial for trial in shown if trial["number"] == best), None),
         "verdict": verdict,
         "trials": shown,
@@ -66,6 +71,7 @@ def trial_json(trial: TrialRecord) -> dict[str, Any]:
         "engine": trial.engine,
         "settling_steps": trial.settling_steps,
         "counted_steps": trial.counted_steps,
+        "invalid_steps": trial.invalid_steps,
         "startup_seconds": trial.startup_seconds,
         "wall_seconds": trial.wall_seconds,
         "echo": dict(trial.echo),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timezone
 from typing import Any, Generic, TypeVar
 
 from sqlalchemy import ColumnElement, Select, Text, case, cast, func, or_, select
@@ -229,7 +229,7 @@ def study_by_id(store: Store, study_id: int) -> StudyRecord | None:
         if row is None:
             return None
         count = session.scalar(select(func.count()).where(TrialRow.study_id == study_id)) or 0
-        return _study_record(row, count)
+        return _study_record(row, count, datetime.now(timezone.utc))
 
 
 def trials_page(
@@ -326,7 +326,7 @@ def best_so_far(store: Store, study_id: int) -> tuple[float | None, float | None
     """Throughput of the user's own command and of the fastest measured trial."""
     measured = (TrialRow.study_id == study_id, TrialRow.state == TrialState.MEASURED.value)
     with store.reading() as session:
-        own = session.scalar(select(TrialRow.throughput).where(*measured, TrialRow.number == 0))
+        own = session.scalar(select(TrialRow.throughput).where(*measured, TrialRow.kind == TrialKind.BASELINE.value))
         return own, session.scalar(select(func.max(TrialRow.throughput)).where(*measured))
 
 
@@ -355,7 +355,12 @@ def nights_of(store: Store, fingerprint: str, *, simulated: bool, most: int = 60
     """The newest studies of a workload, oldest first."""
     own = (
         select(TrialRow.throughput)
-        .where(TrialRow.study_id == StudyRow.id, TrialRow.number == 0)
+        .where(
+            TrialRow.study_id == StudyRow.id,
+            TrialRow.kind == TrialKind.BASELINE.value,
+            TrialRow.state == TrialState.MEASURED.value,
+        )
+        .limit(1)
         .correlate(StudyRow)
         .scalar_subquery()
     )

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from autotune.values import AutotuneError, Point, TrialKind, TrialState
 
 TRANSITIONS: Mapping[TrialState, frozenset[TrialState]] = {
-    TrialState.QUEUED: frozenset({TrialState.RUNNING, TrialState.INFEASIBLE}),
+    TrialState.QUEUED: frozenset({TrialState.RUNNING, TrialState.INFEASIBLE, TrialState.FAILED}),
     TrialState.RUNNING: frozenset({TrialState.MEASURED, TrialState.INFEASIBLE, TrialState.FAILED, TrialState.INVALID}),
     TrialState.MEASURED: frozenset(),
     TrialState.INFEASIBLE: frozenset(),
@@ -18,6 +18,24 @@ TRANSITIONS: Mapping[TrialState, frozenset[TrialState]] = {
     TrialState.INVALID: frozenset(),
 }
 """The only ways in which a trial changes its state."""
+
+
+class LeaseTaken(AutotuneError):
+    """Somebody else took the study: two tuners would measure its Points twice."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """Who runs a study. It is kept by renewing it, and free once nobody does."""
+
+    token: str
+    """Unique to one tuner's hold on one study."""
+    host: str
+    boot: str
+    """Boot of the host, and namespace of pids: a pid means nothing in another one."""
+    pid: int
+    start: int
+    """Clock ticks from the boot to the start of the process."""
 
 
 class WrongTransition(AutotuneError, ValueError):
@@ -46,6 +64,10 @@ class StudyRecord:
     settings: Mapping[str, Any]
     environment: Mapping[str, Any]
     verdict: Mapping[str, Any] | None
+    lease: Lease | None
+    """Who runs it; None: nobody."""
+    lease_age: float | None
+    """Seconds since the lease was renewed, by the database's clock."""
     trials: int
     """How many trials it has."""
 
@@ -82,3 +104,52 @@ class TrialRecord:
     run_dir: str | None
     settling_steps: int
     counted_steps: int
+    invalid_steps: int
+    """Steps that were disturbed and therefore not counted."""
+
+
+class Compared(Protocol):
+    """What a trial must tell to be compared with the user's own command."""
+
+    @property
+    def number(self) -> int: ...
+    @property
+    def kind(self) -> TrialKind: ...
+    @property
+    def state(self) -> TrialState: ...
+    @property
+    def throughput(self) -> float | None: ...
+    @property
+    def session(self) -> str | None: ...
+    @property
+    def source(self) -> str | None: ...
+
+
+_Trial = TypeVar("_Trial", bound=Compared)
+
+
+def own_command(trials: Sequence[_Trial]) -> _Trial | None:
+    """The trial of the user's own command as it is: the measured one, where an earlier launch of it was lost."""
+    own = [trial for trial in trials if trial.kind is TrialKind.BASELINE]
+    return next((trial for trial in own if trial.state is TrialState.MEASURED), own[-1] if own else None)
+
+
+def gain_of(trial: Compared, trials: Sequence[Compared]) -> float | None:
+    """How much faster a trial was than the user's own command, as a fraction; None: it is that command, or not known.
+
+    What a session measured is compared with the user's command in the same session, measured in the same way: inside a
+    session every figure is a little off.
+    """
+    own = own_command(trials)
+    if own is None or trial.number == own.number or not trial.throughput or trial.kind is TrialKind.ANCHOR:
+        return None
+    levels = [own.throughput] if trial.session is None else []
+    levels += [
+        other.throughput
+        for other in trials
+        if other.kind is TrialKind.ANCHOR
+        and (other.session, other.source) == (trial.session, trial.source)
+        and trial.session is not None
+    ]
+    known = [level for level in levels if level]
+    return trial.throughput / (sum(known) / len(known)) - 1 if known else None

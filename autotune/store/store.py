@@ -7,6 +7,7 @@ import json
 import logging
 import math
 import os
+import re
 import sqlite3
 import time
 from collections.abc import Mapping, Sequence
@@ -20,14 +21,29 @@ import optuna
 from alembic import command as alembic
 from alembic.config import Config
 from alembic.script import ScriptDirectory
-from sqlalchemy import Connection, Engine, case, create_engine, delete, event, func, inspect, select, text
+from sqlalchemy import (
+    Connection,
+    Engine,
+    and_,
+    case,
+    create_engine,
+    delete,
+    event,
+    func,
+    inspect,
+    select,
+    text,
+    type_coerce,
+)
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, DatabaseError, IntegrityError, NoSuchModuleError
 from sqlalchemy.orm import Session
 from sqlalchemy.pool import NullPool
 
-from autotune.store.records import TRANSITIONS, StudyRecord, TrialRecord, WrongTransition
+from autotune.store.file_checks import CHECKED_BYTES, back_up, damage
+from autotune.store.records import TRANSITIONS, Lease, LeaseTaken, StudyRecord, TrialRecord, WrongTransition
 from autotune.store.tables import StepRow, StudyRow, TrialRow
+from autotune.store.trouble import tell_troubles, trouble
 from autotune.values import BadInput, Failure, KnobValue, Measurement, Point, StepRecord, TrialKind, TrialState
 
 _LOG = logging.getLogger(__name__)
@@ -38,7 +54,11 @@ _WRITES = {"autotune_writes": True}
 _MIGRATION_LOCK = 0x6175746F74756E65
 """Key of the advisory lock that one migration at a time holds in PostgreSQL: "autotune" in ASCII."""
 _MIGRATIONS = Path(__file__).resolve().parent / "migrations"
-_NETWORK_FILESYSTEMS = ("nfs", "nfs4", "cifs", "smb3", "lustre", "fuse.sshfs", "9p.nfs")
+_NETWORK_FILESYSTEMS = frozenset(
+    {"nfs", "nfs4", "cifs", "smb3", "smbfs", "lustre", "gpfs", "beegfs", "ceph", "afs", "wekafs", "panfs", "9p.nfs"}
+    | {"ocfs2", "gfs2", "orangefs", "glusterfs"}
+    | {f"fuse.{name}" for name in ("sshfs", "glusterfs", "ceph-fuse", "juicefs", "s3fs", "gcsfuse", "beegfs", "rclone")}
+)
 
 
 class Store:
@@ -52,20 +72,26 @@ class Store:
         self._writing = engine.execution_options(**_WRITES)
 
     @classmethod
-    def open(cls, url: str) -> Store:
+    def open(cls, url: str, *, check: bool = False) -> Store:
         """Opens a database, making it and its tables where they are missing.
+
+        A SQLite database whose tables are of an earlier autotune is copied to `….bak-REVISION` before they change.
 
         Args:
             url: `sqlite:///path` or `postgresql+psycopg://user@host/database`.
+            check: look for damage first (SQLite), as whoever is going to write for hours should.
 
         Raises:
-            BadInput: not a URL, not writable, no database, on a network disk (SQLite), or of a later autotune.
+            BadInput: not a URL, not writable, no database, damaged, on a network disk (SQLite), or of a later autotune.
         """
         parsed = usable_url(url)
         shown = parsed.render_as_string(hide_password=True)
+        file = Path(parsed.database or "") if parsed.get_backend_name() == "sqlite" else None
         try:
+            if check and file is not None and file.exists():
+                _check_whole(file, shown)
             engine = _engine(parsed)
-            _migrate(engine, shown)
+            _migrate(engine, shown, file)
             if parsed.get_backend_name() == "sqlite":
                 _write_ahead(engine)
         except NoSuchModuleError as error:
@@ -77,10 +103,14 @@ class Store:
                 f"--storage {shown}: the driver {error.name} is not installed; pip install 'verl-autotune[postgres]'"
             ) from error
         except (DatabaseError, sqlite3.DatabaseError) as error:
+            known = trouble(error, where=shown, file=str(file), busy=BUSY_SECONDS) if file is not None else None
+            if known is not None:
+                raise BadInput(f"--storage: {known}") from error
             reason = str(getattr(error, "orig", error)).strip().splitlines()[0]
             raise BadInput(
                 f"--storage {shown} cannot be opened: {reason}; name another database with --storage"
             ) from error
+        tell_troubles(engine, where=shown, file=str(file), busy=BUSY_SECONDS)
         return cls(parsed.render_as_string(hide_password=False), shown, engine)
 
     @staticmethod
@@ -111,7 +141,9 @@ class Store:
         if self._url.startswith("sqlite"):
             arguments["connect_args"] = {"timeout": BUSY_SECONDS}
         try:
-            return optuna.storages.RDBStorage(self._url, engine_kwargs=arguments)
+            storage = optuna.storages.RDBStorage(self._url, engine_kwargs=arguments)
+            tell_troubles(storage.engine, where=self.url, file=str(storage.engine.url.database), busy=BUSY_SECONDS)
+            return storage
         except RuntimeError as error:
             raise BadInput(f"--storage {self.url}: {error} Or name another database with --storage") from error
 
@@ -130,8 +162,12 @@ class Store:
         environment: Mapping[str, Any],
         n_gpus: int,
         simulated: bool,
+        lease: Lease | None = None,
     ) -> int:
         """Stores a new, running study; returns its id.
+
+        Args:
+            lease: who runs it.
 
         Raises:
             BadInput: there is a study of that name, or the name is empty or too long.
@@ -160,6 +196,8 @@ class Store:
                 settings=_json(settings),
                 environment=_json(environment),
                 verdict=None,
+                lease=None if lease is None else asdict(lease),
+                lease_at=None if lease is None else func.current_timestamp(),
             )
             session.add(row)
             try:
@@ -172,8 +210,9 @@ class Store:
         """All studies, oldest first."""
         count = select(func.count()).where(TrialRow.study_id == StudyRow.id).correlate(StudyRow).scalar_subquery()
         with Session(self._engine) as session:
-            rows = session.execute(select(StudyRow, count).order_by(StudyRow.created_at, StudyRow.id)).all()
-            return [_study_record(row, trials) for row, trials in rows]
+            now = type_coerce(func.current_timestamp(), StudyRow.lease_at.type)
+            rows = session.execute(select(StudyRow, count, now).order_by(StudyRow.id)).all()
+            return [_study_record(row, trials, now) for row, trials, now in rows]
 
     def study(self, name: str) -> StudyRecord:
         """The study of that name.
@@ -193,6 +232,59 @@ class Store:
         """The newest study, or None."""
         studies = self.studies()
         return studies[-1] if studies else None
+
+    def take_study(self, study_id: int, lease: Lease, *, instead_of: Lease | None) -> None:
+        """The study runs again, under another lease; its verdict is open until it ends.
+
+        Args:
+            instead_of: the lease that the caller found dead, or None where it found none.
+
+        Raises:
+            LeaseTaken: somebody else was faster.
+        """
+        with Session(self._writing) as session, session.begin():
+            row = session.scalars(select(StudyRow).where(StudyRow.id == study_id).with_for_update()).one()
+            if (row.lease or {}).get("token") != (instead_of.token if instead_of else None):
+                raise LeaseTaken(f"another tuner has just taken the study {row.name!r}")
+            row.lease = asdict(lease)
+            row.lease_at = func.current_timestamp()
+            row.state = "running"
+            row.verdict = None
+            row.updated_at = _now()
+
+    def renew(self, study_id: int, lease: Lease) -> bool:
+        """Says that the holder of the lease is alive; False: somebody else holds the study now."""
+        return self._holds(study_id, lease, {"lease_at": func.current_timestamp()})
+
+    def release(self, study_id: int, lease: Lease) -> None:
+        """Gives the lease back; that of somebody else stays."""
+        self._holds(study_id, lease, {"lease": None, "lease_at": None})
+
+    def _holds(self, study_id: int, lease: Lease, values: Mapping[str, Any]) -> bool:
+        with Session(self._writing) as session, session.begin():
+            row = session.scalars(select(StudyRow).where(StudyRow.id == study_id).with_for_update()).one()
+            if (row.lease or {}).get("token") != lease.token:
+                return False
+            for name, value in values.items():
+                setattr(row, name, value)
+            return True
+
+    def abandon(self, study_id: int, failure: Failure) -> int:
+        """Ends the trials that a tuner left queued or running; returns how many there were."""
+        with Session(self._writing) as session, session.begin():
+            rows = session.scalars(
+                select(TrialRow)
+                .where(
+                    TrialRow.study_id == study_id,
+                    TrialRow.state.in_([TrialState.QUEUED.value, TrialState.RUNNING.value]),
+                )
+                .with_for_update()
+            ).all()
+            for row in rows:
+                _move(row, TrialState.FAILED)
+                row.ended_at = _now()
+                row.failure = failure.to_json()
+            return len(rows)
 
     def set_study_state(self, study_id: int, state: str) -> None:
         """`running`, `finished`, `stopped` or `failed`."""
@@ -250,20 +342,36 @@ class Store:
             row.run_dir = _text(run_dir)
 
     def add_step(self, study_id: int, number: int, step: StepRecord) -> None:
-        """A step of a running trial was finished; one without a finite duration is left out, with a warning."""
+        """A step of a running trial was finished; one without a finite duration is left out, with a warning.
+
+        Raises:
+            WrongTransition: the trial does not run; somebody else has taken the study over.
+        """
         if not _timed(number, step):
             return
         with Session(self._writing) as session, session.begin():
             row = _trial_row(session, study_id, number, locked=True)
+            if row.state != TrialState.RUNNING.value:
+                raise WrongTransition(f"trial {number} is {row.state} and has no further steps")
             session.execute(delete(StepRow).where(StepRow.trial_id == row.id, StepRow.step == step.step))
             session.add(_step_row(row.id, step))
 
     def finish_trial(
-        self, study_id: int, number: int, state: TrialState, *, measurement: Measurement | None, failure: Failure | None
+        self,
+        study_id: int,
+        number: int,
+        state: TrialState,
+        *,
+        measurement: Measurement | None,
+        failure: Failure | None,
+        wall_seconds: float | None = None,
     ) -> TrialRecord:
         """The launch ended; a measurement's own steps take the place of those seen live.
 
         A step without a finite duration is left out, with a warning.
+
+        Args:
+            wall_seconds: what the launch took, where there is no measurement that says so.
 
         Raises:
             WrongTransition: the trial has ended before, or was never started.
@@ -276,13 +384,16 @@ class Store:
             _move(row, state)
             row.ended_at = _now()
             row.failure = failure.to_json() if failure is not None else None
+            row.wall_seconds = _finite(wall_seconds)
             if measurement is not None:
                 row.source = measurement.source.value
                 row.work = measurement.work
                 row.engine = measurement.engine
+                row.session = measurement.session
                 row.simulated = row.simulated or measurement.simulated
                 row.startup_seconds = _finite(measurement.startup_seconds)
-                row.wall_seconds = _finite(measurement.wall_seconds)
+                if math.isfinite(measurement.wall_seconds):
+                    row.wall_seconds = measurement.wall_seconds
                 row.world_size = measurement.world_size
                 row.throughput = _finite(measurement.throughput)
                 row.mfu = _finite(measurement.mfu)
@@ -307,7 +418,17 @@ class Store:
             row = _trial_row(session, study_id, number)
             steps = session.scalars(select(StepRow).where(StepRow.trial_id == row.id).order_by(StepRow.step))
             return [
-                StepRecord(s.step, s.seconds, s.tokens, dict(s.phases), s.mfu, s.memory_gb, s.settling, dict(s.metrics))
+                StepRecord(
+                    s.step,
+                    s.seconds,
+                    s.tokens,
+                    dict(s.phases),
+                    s.mfu,
+                    s.memory_gb,
+                    s.settling,
+                    dict(s.metrics),
+                    s.invalid,
+                )
                 for s in steps
             ]
 
@@ -321,8 +442,10 @@ class Store:
     @staticmethod
     def _records(session: Session, study_id: int, number: int | None = None) -> list[TrialRecord]:
         settling = func.coalesce(func.sum(case((StepRow.settling, 1), else_=0)), 0)
+        disturbed = and_(StepRow.invalid.is_not(None), StepRow.settling.is_(False))
+        invalid = func.coalesce(func.sum(case((disturbed, 1), else_=0)), 0)
         query = (
-            select(TrialRow, settling, func.count(StepRow.id))
+            select(TrialRow, settling, invalid, func.count(StepRow.id))
             .outerjoin(StepRow, StepRow.trial_id == TrialRow.id)
             .where(TrialRow.study_id == study_id)
             .group_by(TrialRow.id)
@@ -330,7 +453,7 @@ class Store:
         )
         if number is not None:
             query = query.where(TrialRow.number == number)
-        return [_trial_record(row, int(settled), int(steps)) for row, settled, steps in session.execute(query)]
+        return [_trial_record(row, *map(int, steps)) for row, *steps in session.execute(query)]
 
 
 def _without_login(url: str) -> str:
@@ -359,16 +482,45 @@ def _engine(url: URL) -> Engine:
     return engine
 
 
-def _migrate(engine: Engine, shown: str) -> None:
+def _check_whole(file: Path, shown: str) -> None:
+    broken = damage(file, busy=BUSY_SECONDS) if file.stat().st_size else None
+    if broken is not None:
+        raise BadInput(
+            f"--storage {shown} is damaged ({broken}); nothing was changed. Save a copy of it, then put a backup in its "
+            f"place ({file.name}.bak-… beside it, if there is one), save what is left (sqlite3 {file} .recover | sqlite3 "
+            "recovered.db), or name another database with --storage"
+        )
+    if file.stat().st_size > CHECKED_BYTES:
+        _LOG.warning("%s is larger than %d MiB and was not checked for damage", file, CHECKED_BYTES >> 20)
+
+
+def _back_up(file: Path, revision: str, shown: str) -> None:
+    try:
+        copy = back_up(file, revision, busy=BUSY_SECONDS)
+    except OSError as error:
+        raise BadInput(
+            f"--storage {shown} needs newer tables, and no copy of it could be made before they change: {error.strerror}; "
+            "free some space beside it, or name another database"
+        ) from error
+    _LOG.warning("the tables of %s are brought up to date; a copy of it as it was is in %s", file, copy)
+
+
+def _migrate(engine: Engine, shown: str, file: Path | None) -> None:
     """Brings the tables up to date in one transaction that only one process at a time can be in.
 
     A database that is up to date is only read, so that opening one does not wait for its writer.
+
+    Args:
+        file: of a SQLite database, which is copied first; None: another kind, which has backups of its own.
     """
     config = Config()
     config.set_main_option("script_location", str(_MIGRATIONS).replace("%", "%%"))
     with engine.connect() as connection:
         if _is_current(config, connection, shown):
             return
+        stored = _revision(connection)
+    if file is not None and stored is not None:
+        _back_up(file, stored, shown)
     with engine.execution_options(**_WRITES).begin() as connection:
         if connection.dialect.name == "postgresql":
             connection.execute(select(func.pg_advisory_xact_lock(_MIGRATION_LOCK)))
@@ -429,6 +581,13 @@ def _check_file(database: str | None, shown: str) -> None:
         raise BadInput(f"--storage {shown}: {path} is a folder")
     if not os.access(path if os.path.exists(path) else folder, os.W_OK) or not os.access(folder, os.W_OK):
         raise BadInput(f"--storage {shown}: {path} cannot be written; name another database with --storage")
+    for beside in (folder / f"{path.resolve().name}{ending}" for ending in ("-wal", "-shm")):
+        if os.path.exists(beside) and not os.access(beside, os.W_OK):
+            raise BadInput(
+                f"--storage {shown}: {beside} cannot be written; it belongs to the database and was left by another user "
+                "(root, perhaps). Have its owner open the database once, or give yourself write permission to it; "
+                "never delete it: it holds what was stored last"
+            )
     kind = filesystem_of(folder, _mounts())
     if kind in _NETWORK_FILESYSTEMS:
         raise BadInput(
@@ -459,7 +618,7 @@ def filesystem_of(folder: Path, mounts: str) -> str:
     for line in mounts.splitlines():
         parts = line.split()
         if len(parts) > 2:
-            place = parts[1].replace("\\040", " ")
+            place = re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), parts[1])
             if (folder == Path(place) or Path(place) in folder.parents) and len(place) >= len(best[0]):
                 best = (place, parts[2])
     return best[1]
@@ -467,9 +626,7 @@ def filesystem_of(folder: Path, mounts: str) -> str:
 
 def _is_current(config: Config, connection: Connection, shown: str) -> bool:
     """Whether the database has the tables of this autotune; those of a later one are refused."""
-    if not inspect(connection).has_table(VERSION_TABLE):
-        return False
-    stored = connection.execute(text(f"SELECT version_num FROM {VERSION_TABLE}")).scalar()
+    stored = _revision(connection)
     known = [script.revision for script in ScriptDirectory.from_config(config).walk_revisions()]
     if stored is not None and stored not in known:
         raise BadInput(
@@ -477,6 +634,14 @@ def _is_current(config: Config, connection: Connection, shown: str) -> bool:
             "upgrade autotune, or name another database"
         )
     return stored == known[0]
+
+
+def _revision(connection: Connection) -> str | None:
+    """The revision of our tables; None where there are none."""
+    if not inspect(connection).has_table(VERSION_TABLE):
+        return None
+    found = connection.execute(text(f"SELECT version_num FROM {VERSION_TABLE}")).scalar()
+    return None if found is None else str(found)
 
 
 def _trial_row(session: Session, study_id: int, number: int, *, locked: bool = False) -> TrialRow:
@@ -510,11 +675,15 @@ def _step_row(trial_id: int, step: StepRecord) -> StepRow:
         memory_gb=_finite(step.memory_gb),
         phases=_json(step.phases),
         metrics=_json(step.metrics),
+        invalid=None if step.invalid is None else _text(step.invalid),
     )
 
 
-def _study_record(row: StudyRow, trials: int) -> StudyRecord:
+def _study_record(row: StudyRow, trials: int, now: datetime) -> StudyRecord:
+    age = None if row.lease_at is None else (_utc(now) - _utc(row.lease_at)).total_seconds()
     return StudyRecord(
+        lease=None if row.lease is None else Lease(**row.lease),
+        lease_age=age,
         id=row.id,
         name=row.name,
         created_at=_utc(row.created_at),
@@ -536,7 +705,7 @@ def _study_record(row: StudyRow, trials: int) -> StudyRecord:
     )
 
 
-def _trial_record(row: TrialRow, settling: int, steps: int) -> TrialRecord:
+def _trial_record(row: TrialRow, settling: int, invalid: int, steps: int) -> TrialRecord:
     return TrialRecord(
         number=row.number,
         optuna_number=row.optuna_number,
@@ -565,7 +734,8 @@ def _trial_record(row: TrialRow, settling: int, steps: int) -> TrialRecord:
         failure=row.failure,
         run_dir=row.run_dir,
         settling_steps=settling,
-        counted_steps=steps - settling,
+        counted_steps=steps - settling - invalid,
+        invalid_steps=invalid,
     )
 
 

@@ -66,6 +66,8 @@ class StudyRow(Base):
     settings: Mapped[dict[str, Any]] = mapped_column(JSON)
     environment: Mapped[dict[str, Any]] = mapped_column(JSON)
     verdict: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
+    lease: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
+    lease_at: Mapped[datetime | None] = mapped_column(DateTime(timezone=True))
 
 
 class TrialRow(Base):
@@ -120,3 +122,4 @@ class StepRow(Base):
     memory_gb: Mapped[float | None] = mapped_column(Float)
     phases: Mapped[dict[str, Any]] = mapped_column(JSON)
     metrics: Mapped[dict[str, Any]] = mapped_column(JSON)
+    invalid: Mapped[str | None] = mapped_column(Text)

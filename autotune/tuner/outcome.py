@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from autotune.store.frames import trials_frame
-from autotune.store.records import StudyRecord, TrialRecord
+from autotune.store.records import StudyRecord, TrialRecord, gain_of, own_command
 from autotune.store.store import Store
 from autotune.tuner import wording
 from autotune.values import KnobValue, TrialKind, TrialState
@@ -60,7 +60,7 @@ def replace_file(path: Path, text: str, *, mode: int = 0o644) -> Path:
 def report_markdown(study: StudyRecord, trials: Sequence[TrialRecord], changes: Mapping[str, KnobValue]) -> str:
     """The study as Markdown, verdict first; ready for a pull request."""
     verdict = study.verdict or {}
-    baseline = next((t for t in trials if t.number == 0), None)
+    baseline = own_command(trials)
     best = next((t for t in trials if t.number == verdict.get("best_number")), None)
     parts = [f"# autotune: {_plain(study.name)}", ""]
     if study.simulated:
@@ -149,11 +149,11 @@ def _equivalence(verdict: Mapping[str, Any]) -> list[str]:
 
 
 def _launches(trials: Sequence[TrialRecord]) -> list[str]:
-    own = next((t.throughput for t in trials if t.number == 0), None)
-    baseline = trials[0].point if trials else None
+    first = own_command(trials)
+    baseline = first.point if first is not None else None
     rows = []
     for trial in trials:
-        against = wording.gain(trial.throughput / own - 1) if own and trial.throughput and trial.number else "–"
+        against = wording.gain(gain_of(trial, trials))
         changed = wording.changes(trial.point.changes_from(baseline)) if baseline is not None else ""
         told = "" if trial.failure is None else _told(trial.failure)
         kind = "again" if trial.kind is TrialKind.CONFIRM else ""

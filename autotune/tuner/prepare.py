@@ -13,7 +13,7 @@ from typing import Any
 from packaging.version import Version
 
 from autotune.launch import Launch, format_override, read_launch
-from autotune.measure.gpu import gpu_names
+from autotune.measure.gpu import host_gpus, visible_gpus
 from autotune.search.first_points import FirstPoint, first_points
 from autotune.search.space import Space
 from autotune.search.space_file import build_space, find_space, first_values, load_space_file
@@ -108,10 +108,13 @@ class Prepared:
         """Those of the keys that verl's schema does not have, so that Hydra wants a `+`."""
         return frozenset(key for key in changes if key not in self.config)
 
+    def configuration(self, point: Point) -> Mapping[str, Any]:
+        """The Point's flat configuration by arithmetic, keys that follow by interpolation included."""
+        return configuration(self.config, self.changes(point), self.knobs, user_keys=self.user_keys)
+
     def refusals(self, point: Point) -> list[Refusal]:
         """Why arithmetic refuses this Point; empty: nothing speaks against it."""
-        flat = configuration(self.config, self.changes(point), self.knobs, user_keys=self.user_keys)
-        return refusals(flat, self.job)
+        return refusals(self.configuration(point), self.job)
 
 
 def prepare(request: RunRequest, composer: Composer, launch: Launch, python: str, env: Mapping[str, str]) -> Prepared:
@@ -258,20 +261,13 @@ def _check_gpus(request: RunRequest, job: Workload, env: Mapping[str, str]) -> t
         raise BadInput(f"{request.script} trains on {job.nodes} nodes; this version measures on one host only")
     if job.on_cpu:
         return ()
-    visible = _visible(len(gpu_names()), env)
+    visible = visible_gpus(env.get("CUDA_VISIBLE_DEVICES"), [gpu.uuid for gpu in host_gpus()])
     if len(visible) < job.gpus_per_node:
         raise BadInput(
             f"{request.script} trains on {job.gpus_per_node} GPUs; this host shows {len(visible)}. "
             "Check nvidia-smi and CUDA_VISIBLE_DEVICES, or change trainer.n_gpus_per_node"
         )
     return visible[: job.gpus_per_node]
-
-
-def _visible(count: int, env: Mapping[str, str]) -> tuple[int, ...]:
-    named = env.get("CUDA_VISIBLE_DEVICES")
-    if named is None:
-        return tuple(range(count))
-    return tuple(int(part) for part in named.split(",") if part.strip().isdigit() and int(part) < count)
 
 
 def _override_arguments(arguments: Sequence[str]) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings as python_warnings
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import optuna
 from optuna.distributions import BaseDistribution, IntDistribution
@@ -15,8 +15,9 @@ from optuna.trial import TrialState as OptunaState
 from autotune.search.dominance import Misfit, dominated
 from autotune.search.first_points import FirstPoint
 from autotune.search.space import Space
+from autotune.tuner.launched import Launched, may_repeat
 from autotune.tuner.request import SamplerName
-from autotune.values import Failure, Point, Refusal
+from autotune.values import Failure, Measurement, Point, Refusal, TrialState
 from autotune.verl.knobs import Knob
 from autotune.verl.settings import canonical
 
@@ -57,6 +58,9 @@ class Proposer:
         self._misfits: list[Misfit] = []
         self._seen: set[Point] = set()
         self._worst: float | None = None
+        self._pending: deque[Proposal] = deque()
+        self.refused_before = 0
+        """How many Points arithmetic refused before the study was taken up again."""
         self.refused: list[tuple[Point, Refusal]] = []
         """Points that arithmetic refused, with the first reason."""
         self._distributions: dict[str, BaseDistribution] = {
@@ -65,12 +69,22 @@ class Proposer:
 
     def baseline(self) -> Proposal:
         """The user's own command, trial 0."""
+        for proposal in self._pending:
+            if proposal.point == self._space.baseline:
+                self._pending.remove(proposal)
+                return replace(proposal, origin="the user's own command, taken up again")
         return self._fixed(self._space.baseline, "the user's own command")
 
     def next(self) -> Proposal | None:
         """The next Point, or None when no new one was found."""
+        while self._pending:
+            proposal = self._pending.popleft()
+            if self._acceptable(proposal):
+                return proposal
         while self._first:
             wanted = self._first.popleft()
+            if canonical(wanted.point, self._space.baseline) in self._seen:
+                continue
             proposal = self._fixed(wanted.point, wanted.reason)
             if self._acceptable(proposal):
                 return proposal
@@ -81,6 +95,51 @@ class Proposer:
             if self._acceptable(proposal):
                 return proposal
         return None
+
+    def restore(self, launches: Sequence[Launched], value: Callable[[Measurement], float]) -> None:
+        """Takes up a study where another tuner left it: what it measured is known, what it did not tell is told now.
+
+        Every Optuna trial that is still open belongs to a launch that ended without being told, to one that was lost, or to
+        none; the lost ones are proposed again, on the same trial, before anything else.
+
+        Args:
+            launches: all launches of the study that have ended, by number.
+            value: what Optuna is told about a measurement.
+        """
+        for run in launches:
+            if run.state is TrialState.INFEASIBLE and isinstance(run.outcome, Failure):
+                self._misfits.append(Misfit(run.point, run.outcome))
+            if isinstance(run.outcome, Measurement):
+                found = value(run.outcome)
+                self._worst = found if self._worst is None else min(self._worst, found)
+        while self._study.get_trials(deepcopy=False, states=(OptunaState.WAITING,)):
+            self._study.ask(self._distributions)
+        for frozen in self._study.get_trials(deepcopy=False):
+            runs = [run for run in launches if run.optuna_number == frozen.number]
+            if frozen.state is OptunaState.COMPLETE and not runs:
+                self.refused_before += 1
+            if frozen.params.keys() != self._distributions.keys():
+                if not frozen.state.is_finished():  # killed between the question and its answer
+                    self._study.tell(frozen.number, state=OptunaState.FAIL)
+                continue
+            point = canonical(self._space.point(frozen.params), self._space.baseline)
+            if frozen.state.is_finished():
+                if runs or frozen.state is OptunaState.COMPLETE:
+                    self._seen.add(point)
+                continue
+            trial = optuna.trial.Trial(self._study, frozen._trial_id)
+            proposal = Proposal(point, "taken up again", trial)
+            if may_repeat(runs):
+                self._pending.append(proposal)
+                continue
+            self._seen.add(point)
+            last = runs[-1]
+            if isinstance(last.outcome, Measurement):
+                self.measured(proposal, value(last.outcome))
+            elif last.state is TrialState.INFEASIBLE:
+                self.infeasible(proposal)
+            else:
+                self.lost(proposal)
 
     def measured(self, proposal: Proposal, value: float) -> None:
         """The Point was measured; larger values are better."""

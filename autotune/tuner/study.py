@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from autotune.measure.runner import Event, Order, Runner, StepSeen
+from autotune.measure.warm import WarmRunner
 from autotune.search.verdict import Judgement, LaunchSample, judge
 from autotune.store.store import Store
+from autotune.tuner.launched import CAUSE_UNKNOWN, Launched, may_repeat
 from autotune.tuner.listener import Listener
+from autotune.tuner.persist import Persistence, disk_failure
 from autotune.tuner.prepare import Prepared
 from autotune.tuner.proposals import Proposal, Proposer
 from autotune.tuner.request import Objective
+from autotune.tuner.sessions import adrift, comparable, gradient_equal
 from autotune.values import (
     Decision,
     Failure,
@@ -32,21 +36,14 @@ from autotune.verl import keys
 from autotune.verl.settings import canonical, rejected_echo
 
 HOOK_FILE = "autotune_hooks.py"
-RETRIES = 1
-"""How often a Point is launched again after a failure that is not its own."""
 GIVE_UP_AFTER = 6
 """Search launches in a row that delivered nothing; more would only burn the night (auto-tuning-vllm issue 117)."""
+LAUNCHES_IN = 5
+"""One Point in so many may need a launch of its own while a session could measure others at a fraction of the price."""
+PASS_OVER_AT_MOST = 200
+"""Proposals in a row that would need a launch of their own, after which the session has nothing left to measure."""
 FINALISTS = 3
 """How many Points in order of their result are tried as winner when the first cannot be measured again."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Launched:
-    number: int
-    kind: TrialKind
-    point: Point
-    outcome: Measurement | Failure
-    state: TrialState
 
 
 class StudyRun:
@@ -64,12 +61,14 @@ class StudyRun:
         compose: Callable[[Point], Mapping[str, Any] | Refusal],
         now: Callable[[], float],
         listener: Listener | None = None,
+        history: Sequence[Launched] = (),
     ) -> None:
         """
         Args:
             compose: a Point's flat configuration as Hydra composes it and verl validates it in the user's interpreter, or
                 why they refuse it.
             now: a clock that only moves forward, seconds.
+            history: the launches of the study so far, where it is taken up again; the proposer knows them already.
         """
         self._prepared = prepared
         self._request = prepared.request
@@ -81,9 +80,16 @@ class StudyRun:
         self._now = now
         self._listener = listener or Listener()
         self._stop = threading.Event()
+        self._persist = Persistence(
+            store, study_id, self._request.study, self._request.out, self._listener.said, stopped=self._stop.is_set
+        )
         self._begin = now()
-        self._launched: list[_Launched] = []
-        self._launch_seconds: list[float] = []
+        self._launched: list[Launched] = list(history)
+        self._spent_before = sum(
+            run.wall_seconds for run in history if math.isfinite(run.wall_seconds) and run.kind is not TrialKind.ANCHOR
+        )
+        self._sessions = runner if isinstance(runner, WarmRunner) else None
+        self._anchors = 0
         self._runs = self._request.out / "runs"
         self._runs.mkdir(parents=True, exist_ok=True)
         self._hook_file = (self._runs / HOOK_FILE).resolve()
@@ -109,40 +115,100 @@ class StudyRun:
         verdict = self._verdict(winner, confirmed)
         return self._close("stopped" if self.stopped else "finished", verdict)
 
-    def _baseline(self) -> _Launched | None:
+    def _baseline(self) -> Launched | None:
+        """The user's own command, measured now unless an earlier tuner of this study did; None: it cannot be measured."""
+        for run in self._launched:
+            if run.kind is TrialKind.BASELINE and run.state is TrialState.MEASURED:
+                return run
         proposal = self._proposer.take(self._proposer.baseline())
         launched = self._launch(proposal.point, TrialKind.BASELINE, proposal.origin, proposal)
         return launched if launched.state is TrialState.MEASURED else None
 
     def _search(self) -> None:
-        barren = 0
-        while not self._stop.is_set() and self._searched() < self._request.trials:
-            if not self._time_for_another():
+        """Points of the session first, then those that need a launch of their own: the other order would start many sessions."""
+        deferred = self._search_live()
+        self._measure_again()
+        for proposal in deferred:
+            if self._stop.is_set():
+                return  # what is left open is proposed again when the study goes on
+            if not self._time_for_another(fresh=True):
                 self._listener.said("The time budget is spent but for the confirmation; the search ends here.")
                 return
+            self._launch(proposal.point, TrialKind.SEARCH, proposal.origin, proposal)
+
+    def _search_live(self) -> list[Proposal]:
+        """Measures what the budget allows; returns the Points that need a launch of their own and were put off."""
+        barren = passed_over = 0
+        deferred: list[Proposal] = []
+        while not self._stop.is_set() and self._searched() + len(deferred) < self._request.trials:
+            if not self._time_for_another():
+                self._listener.said("The time budget is spent but for the confirmation; the search ends here.")
+                return []
             proposal = self._proposer.next()
             if proposal is None:
                 self._listener.said("No Point is left that is new and that arithmetic allows; the search ends here.")
-                return
+                return deferred
             composed = self._compose(proposal.point)
             if isinstance(composed, Refusal):
                 self._proposer.refused.append((proposal.point, composed))
                 self._proposer.infeasible(proposal)
                 continue
+            if self._sessions is not None and not self._sessions.is_live(proposal.point):
+                if len(deferred) < max(2, self._request.trials // LAUNCHES_IN):
+                    deferred.append(proposal)
+                    continue
+                if self._sessions.unsupported is None:  # dear, while there are cheap ones
+                    self._proposer.lost(proposal)
+                    passed_over += 1
+                    if passed_over >= PASS_OVER_AT_MOST:
+                        return deferred
+                    continue
             launched = self._launch(proposal.point, TrialKind.SEARCH, proposal.origin, proposal)
             barren = 0 if launched.state is TrialState.MEASURED else barren + 1
             if barren >= GIVE_UP_AFTER:
                 self._listener.said(
-                    f"{barren} launches in a row delivered nothing; the search ends here. See their failures."
+                    f"{barren} Points in a row delivered nothing; the search ends here. See their failures."
                 )
-                return
+                return []
+        return deferred
 
-    def _confirm(self) -> tuple[Point | None, list[_Launched]]:
+    def _measure_again(self) -> None:
+        """Points of a session that was no longer as it had been are measured once more."""
+        if self._sessions is None or self._stop.is_set():
+            return
+        self._sessions.retire(self._request.plan)
+        self._take_anchors()
+        labels = adrift(self._sessions.baselines, self._sessions.places)
+        again = [run for run in self._launched if label_of(run.number) in labels and run.kind is TrialKind.SEARCH]
+        if again:
+            self._listener.said(
+                f"The user's own command became faster or slower inside the session; {len(again)} Points are measured again."
+            )
+        for run in again:
+            if self._stop.is_set() or not self._time_for_another():
+                return
+            self._launch(run.point, TrialKind.SEARCH, "measured again: its session had drifted", None)
+
+    def _take_anchors(self) -> None:
+        """Stores what sessions measured of the user's own command since this was called last."""
+        if self._sessions is None:
+            return
+        for visit in self._sessions.baselines[self._anchors :]:
+            self._anchors += 1
+            for outcome, how in ((visit.measurement, "whole steps"), (visit.composed, "put together from probes")):
+                own = self._prepared.space.baseline
+                origin = f"the user's own command after {visit.place} Points of session {visit.session}, {how}"
+                number, _ = self._begin_trial(own, TrialKind.ANCHOR, origin, None)
+                self._end_trial(number, own, TrialKind.ANCHOR, None, outcome, TrialState.MEASURED, outcome.wall_seconds)
+
+    def _confirm(self) -> tuple[Point | None, list[Launched]]:
         """The best Point and the launches made of it (and of the user's command) after it was chosen."""
+        earlier = self._confirmed_last()
         for candidate in self._ranking()[:FINALISTS]:
             if self._request.confirmations == 0 or self._stop.is_set():
                 return candidate, []
-            made = self._interleaved(candidate)
+            made = self._interleaved(candidate, earlier)
+            earlier = []
             if any(run.point == candidate and run.state is TrialState.MEASURED for run in made):
                 return candidate, made
             if self._stop.is_set():
@@ -150,77 +216,130 @@ class StudyRun:
             self._listener.said("The best Point could not be measured again; the next one takes its place.")
         return None, []
 
-    def _interleaved(self, candidate: Point) -> list[_Launched]:
-        made: list[_Launched] = []
+    def _interleaved(self, candidate: Point, earlier: Sequence[Launched]) -> list[Launched]:
+        """Launches a candidate and the user's command in turns; what an earlier tuner did of that is not done again."""
+        own = self._prepared.space.baseline
+        done = [run for run in earlier if run.state is TrialState.MEASURED]
+        made = list(earlier) if any(run.point == candidate for run in earlier) else []
         for turn in range(self._request.confirmations):
-            pair = [candidate, self._prepared.space.baseline]
+            pair = [candidate, own]
             for point in pair if turn % 2 == 0 else reversed(pair):
                 if self._stop.is_set():
                     return made
-                who = "the user's own command" if point == self._prepared.space.baseline else "the best Point"
-                made.append(
-                    self._launch(
-                        canonical(point, self._prepared.space.baseline), TrialKind.CONFIRM, f"{who} once more", None
-                    )
-                )
+                before = next((run for run in done if run.point == point), None)
+                if before is not None:
+                    done.remove(before)
+                    continue
+                who = "the user's own command" if point == own else "the best Point"
+                made.append(self._launch(canonical(point, own), TrialKind.CONFIRM, f"{who} once more", None))
         return made
 
-    def _launch(self, point: Point, kind: TrialKind, origin: str, proposal: Proposal | None) -> _Launched:
-        for attempt in range(1 + RETRIES):
-            launched = self._attempt(point, kind, origin if attempt == 0 else f"{origin} (again)", proposal)
-            again = (
-                isinstance(launched.outcome, Failure)
-                and launched.outcome.retryable
-                and attempt < RETRIES
-                and not self._stop.is_set()
-            )
-            if not again:
+    def _confirmed_last(self) -> list[Launched]:
+        """The confirming launches that an earlier tuner of this study ended with, of one candidate."""
+        own = self._prepared.space.baseline
+        found: list[Launched] = []
+        for run in reversed([run for run in self._launched if run.kind is not TrialKind.ANCHOR]):
+            others = {other.point for other in found} - {own}
+            if run.kind is not TrialKind.CONFIRM or (run.point != own and others - {run.point}):
                 break
+            found.insert(0, run)
+        return found
+
+    def _launch(self, point: Point, kind: TrialKind, origin: str, proposal: Proposal | None) -> Launched:
+        attempts = self._attempts(point, kind, proposal)
+        while True:
+            again = any(not attempt.lost for attempt in attempts)
+            origin_now = f"{origin} (again)" if attempts else origin
+            attempts.append(self._attempt(point, kind, origin_now, proposal, again=again))
+            if self._stop.is_set() or not may_repeat(attempts):
+                break
+        launched = attempts[-1]
         self._tell(proposal, launched)
         return launched
 
-    def _attempt(self, point: Point, kind: TrialKind, origin: str, proposal: Proposal | None) -> _Launched:
-        overrides = self._prepared.overrides(point, self._hook_file)
-        number = self._store.add_trial(
-            self._study_id,
-            kind=kind,
-            point=point,
-            overrides=overrides,
-            origin=origin,
-            optuna_number=proposal.trial.number if proposal else None,
-            simulated=self._request.simulated,
-        )
-        run_dir = self._runs / f"t{number:03d}"
-        self._store.start_trial(self._study_id, number, run_dir=str(run_dir.resolve()))
-        self._listener.trial_started(number, kind, point, origin)
+    def _attempts(self, point: Point, kind: TrialKind, proposal: Proposal | None) -> list[Launched]:
+        """Launches of the same proposal that an earlier tuner lost."""
+        if proposal is None:
+            return []
+        return [run for run in self._launched if run.optuna_number == proposal.trial.number and run.kind is kind]
+
+    def _attempt(
+        self, point: Point, kind: TrialKind, origin: str, proposal: Proposal | None, *, again: bool
+    ) -> Launched:
+        number, run_dir = self._begin_trial(point, kind, origin, proposal)
         begin = self._now()
 
         def watch(event: Event) -> None:
             if isinstance(event, StepSeen):
-                self._store.add_step(self._study_id, number, event.step)
+                self._persist.add_step(number, event.step)
             self._listener.trial_event(number, event)
 
-        outcome = self._runner.measure(Order(f"t{number:03d}", point, overrides, run_dir, self._request.plan), watch)
-        self._launch_seconds.append(self._now() - begin)
-        state, outcome = self._classify(point, outcome)
-        record = self._store.finish_trial(
-            self._study_id,
-            number,
-            state,
-            measurement=outcome if isinstance(outcome, Measurement) else None,
-            failure=outcome if isinstance(outcome, Failure) else None,
+        # The user's own command and the finalists are launched as their users would launch them.
+        fresh = kind in (TrialKind.BASELINE, TrialKind.CONFIRM)
+        overrides = self._prepared.overrides(point, self._hook_file)
+        order = Order(label_of(number), point, overrides, run_dir, self._request.plan, fresh=fresh)
+        outcome = self._measure(order, watch)
+        seconds = self._now() - begin
+        state, outcome = self._classify(point, outcome, again=again)
+        launched = self._end_trial(number, point, kind, proposal, outcome, state, seconds)
+        self._take_anchors()
+        return launched
+
+    def _begin_trial(self, point: Point, kind: TrialKind, origin: str, proposal: Proposal | None) -> tuple[int, Path]:
+        overrides = self._prepared.overrides(point, self._hook_file)
+        number = self._persist.insist(
+            "the next launch",
+            lambda: self._store.add_trial(
+                self._study_id,
+                kind=kind,
+                point=point,
+                overrides=overrides,
+                origin=origin,
+                optuna_number=proposal.trial.number if proposal else None,
+                simulated=self._request.simulated,
+            ),
         )
-        launched = _Launched(number, kind, point, outcome, state)
+        run_dir = self._runs / label_of(number)
+        self._persist.insist(
+            "the next launch",
+            lambda: self._store.start_trial(self._study_id, number, run_dir=str(run_dir.resolve())),
+        )
+        self._listener.trial_started(number, kind, point, origin)
+        return number, run_dir
+
+    def _end_trial(
+        self,
+        number: int,
+        point: Point,
+        kind: TrialKind,
+        proposal: Proposal | None,
+        outcome: Measurement | Failure,
+        state: TrialState,
+        seconds: float,
+    ) -> Launched:
+        record = self._persist.finish_trial(number, state, outcome, wall_seconds=seconds)
+        launched = Launched(number, proposal.trial.number if proposal else None, kind, point, outcome, state, seconds)
         self._launched.append(launched)
         self._listener.trial_finished(record)
         return launched
 
-    def _classify(self, point: Point, outcome: Measurement | Failure) -> tuple[TrialState, Measurement | Failure]:
+    def _measure(self, order: Order, watch: Callable[[Event], None]) -> Measurement | Failure:
+        try:
+            return self._runner.measure(order, watch)
+        except OSError as error:
+            failure = disk_failure(error)
+            if failure is None:
+                raise
+            return failure
+
+    def _classify(
+        self, point: Point, outcome: Measurement | Failure, *, again: bool
+    ) -> tuple[TrialState, Measurement | Failure]:
         if isinstance(outcome, Failure):
-            infrastructure = outcome.retryable or outcome.failure_class in (
-                FailureClass.UNKNOWN,
-                FailureClass.INTERRUPTED,
-            )
+            if outcome.failure_class is FailureClass.INTERFERENCE:
+                return TrialState.INVALID, outcome
+            unexplained = outcome.failure_class in CAUSE_UNKNOWN and not again
+            infrastructure = outcome.retryable or unexplained or outcome.failure_class is FailureClass.UNKNOWN
             return (TrialState.FAILED if infrastructure else TrialState.INFEASIBLE), outcome
         wanted = {key: value for key, value in point.as_dict().items() if key in self._prepared.space}
         wrong = rejected_echo(wanted, outcome.echo)
@@ -234,48 +353,80 @@ class StudyRun:
             )
         return TrialState.MEASURED, outcome
 
-    def _tell(self, proposal: Proposal | None, launched: _Launched) -> None:
+    def _tell(self, proposal: Proposal | None, launched: Launched) -> None:
         if proposal is None:
             return
+        self._persist.insist("what was measured", lambda: self._tell_sampler(proposal, launched))
+
+    def _tell_sampler(self, proposal: Proposal, launched: Launched) -> None:
         if isinstance(launched.outcome, Measurement):
             self._proposer.measured(proposal, self._value(launched.outcome))
         elif launched.state is TrialState.INFEASIBLE:
             self._proposer.infeasible(proposal, launched.outcome)
+        elif launched.lost and self._stop.is_set():
+            return  # left open: whoever takes the study up again measures the Point, and tells it once
         else:
             self._proposer.lost(proposal)
 
     def _value(self, measurement: Measurement) -> float:
-        if self._request.objective is Objective.ACTOR_MFU:
-            return measurement.mfu or 0.0
-        return measurement.throughput
+        return value_of(measurement, self._request.objective, self._launched)
 
     def _ranking(self) -> list[Point]:
         """Points that were measured as faster than the user's own command, best first."""
-        values = {run.point: self._value(run.outcome) for run in self._launched if isinstance(run.outcome, Measurement)}
+        values = {
+            run.point: self._value(run.outcome)
+            for run in self._launched
+            if isinstance(run.outcome, Measurement) and run.kind in (TrialKind.BASELINE, TrialKind.SEARCH)
+        }
         own = self._prepared.space.baseline
         return sorted((p for p in values if p != own and values[p] > values[own]), key=lambda p: -values[p])
 
     def _searched(self) -> int:
-        """Points that verl was launched for by the search, the user's own included."""
-        return len({run.point for run in self._launched})
+        """Points that the search is done with, the user's own included; one that was lost and may be repeated is still owed."""
+        attempts: dict[Point, list[Launched]] = {}
+        for run in self._launched:
+            if run.kind in (TrialKind.BASELINE, TrialKind.SEARCH):
+                attempts.setdefault(run.point, []).append(run)
+        return sum(isinstance(runs[-1].outcome, Measurement) or not may_repeat(runs) for runs in attempts.values())
 
-    def _time_for_another(self) -> bool:
-        if self._request.time_budget is None or not self._launch_seconds:
+    def _time_for_another(self, *, fresh: bool = False) -> bool:
+        """Whether one more Point fits into the time, with the confirmation behind it.
+
+        Args:
+            fresh: whether it needs a launch of its own.
+        """
+        if self._request.time_budget is None:
             return True
-        typical = median(self._launch_seconds)
-        reserve = (1 + 2 * self._request.confirmations) * typical
-        return self._now() - self._begin + reserve <= self._request.time_budget
+        timed = [run for run in self._launched if math.isfinite(run.wall_seconds) and run.kind is not TrialKind.ANCHOR]
+        own = [run.wall_seconds for run in timed if session_of(run) is None]
+        inside = [run.wall_seconds for run in timed if session_of(run) is not None]
+        if not own:
+            return True
+        launch = median(own)
+        point = median(inside) if inside and not fresh else launch
+        reserve = point + 2 * self._request.confirmations * launch
+        return self._spent_before + self._now() - self._begin + reserve <= self._request.time_budget
 
     def _samples(self, point: Point, *, confirm: bool | None = None) -> list[LaunchSample]:
+        """Launches of their own of a Point; what a session measured is no launch."""
         return [
             sample_of(run.outcome)
             for run in self._launched
             if run.point == point
             and isinstance(run.outcome, Measurement)
+            and run.outcome.session is None
             and (confirm is None or (run.kind is TrialKind.CONFIRM) is confirm)
         ]
 
-    def _verdict(self, winner: Point | None, confirmed: Sequence[_Launched]) -> dict[str, Any]:
+    def _chosen_on(self, point: Point) -> list[LaunchSample]:
+        """What the search saw of a Point: launches of its own, or what a session says at the level of such launches."""
+        return self._samples(point, confirm=False) or [
+            LaunchSample(comparable(run.outcome, self._launched), ())
+            for run in self._launched
+            if run.point == point and isinstance(run.outcome, Measurement) and run.kind is TrialKind.SEARCH
+        ]
+
+    def _verdict(self, winner: Point | None, confirmed: Sequence[Launched]) -> dict[str, Any]:
         own = self._prepared.space.baseline
         if winner is None:
             others = [run for run in self._launched if run.point != own]
@@ -288,10 +439,11 @@ class StudyRun:
             )
             judged = Judgement(decision, None, None, None, None, None, reason)
         else:
+            again = self._samples(winner, confirm=True)
             judged = judge(
                 self._samples(own),
-                self._samples(winner, confirm=True),
-                selected_on=self._samples(winner, confirm=False),
+                again,
+                selected_on=self._samples(winner, confirm=False) if again else self._chosen_on(winner),
             )
         return self._verdict_json(judged, winner)
 
@@ -309,13 +461,17 @@ class StudyRun:
             "hook_gain": hook,
             "interval": [judged.interval.low, judged.interval.high] if judged.interval else None,
             "launches": len(baseline_launches) + (len(self._samples(winner)) if winner else 0),
-            "equivalent": {"config": self._config_differs_only_in_knobs(winner), "gradient": None, "trajectory": None},
+            "equivalent": {
+                "config": self._config_differs_only_in_knobs(winner),
+                "gradient": None if winner is None else gradient_equal(self._launched, winner, self._prepared.config),
+                "trajectory": None,
+            },
             "reason": judged.reason,
             "best_number": best_number,
             "best_throughput": judged.best_throughput,
             "best_range": [judged.best_range.low, judged.best_range.high] if judged.best_range else None,
             "launch_noise": judged.launch_noise,
-            "refused": len(self._proposer.refused),
+            "refused": self._proposer.refused_before + len(self._proposer.refused),
         }
 
     def _hook_gain(self, winner: Point | None) -> float | None:
@@ -324,7 +480,7 @@ class StudyRun:
         if winner is None or winner.as_dict().get(keys.FAST_POLL) is not True:
             return None
         alone = Point.of({**own.as_dict(), keys.FAST_POLL: True})
-        with_hook, without = self._samples(alone), self._samples(own)
+        with_hook, without = self._chosen_on(alone), self._samples(own)
         return with_hook[0].throughput / without[0].throughput - 1 if with_hook and without else None
 
     def _config_differs_only_in_knobs(self, winner: Point | None) -> bool | None:
@@ -354,9 +510,28 @@ class StudyRun:
         return self._verdict_json(judged, None)
 
     def _close(self, state: str, verdict: Mapping[str, Any]) -> Mapping[str, Any]:
-        self._store.set_verdict(self._study_id, verdict)
-        self._store.set_study_state(self._study_id, state)
+        self._persist.insist("the verdict", lambda: self._store.set_verdict(self._study_id, verdict))
+        self._persist.insist("the verdict", lambda: self._store.set_study_state(self._study_id, state))
         return verdict
+
+
+def value_of(measurement: Measurement, objective: Objective, launched: Sequence[Launched]) -> float:
+    """What makes a measurement better, the larger the better.
+
+    Args:
+        launched: the launches of its study, which say how its session compares with launches of their own.
+    """
+    return (measurement.mfu or 0.0) if objective is Objective.ACTOR_MFU else comparable(measurement, launched)
+
+
+def label_of(number: int) -> str:
+    """The short name of a trial."""
+    return f"t{number:03d}"
+
+
+def session_of(run: Launched) -> str | None:
+    """The session that measured it, or None."""
+    return run.outcome.session if isinstance(run.outcome, Measurement) else None
 
 
 def sample_of(measurement: Measurement) -> LaunchSample:

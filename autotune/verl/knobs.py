@@ -76,6 +76,8 @@ class Knob:
     """Keys that must carry the same value; they follow by interpolation unless the launch sets them."""
     follows: str | None = None
     """Key whose value this one takes by interpolation unless it is set."""
+    live_below: bool = False
+    """True: a value smaller than the running engine's can be had while it runs, whatever `cost` says of a larger one."""
     absent_from_schema: bool = False
     """True: not in verl's YAML; an override needs `+`."""
 
@@ -128,7 +130,7 @@ CATALOGUE: tuple[Knob, ...] = (
     Knob(
         keys.GPU_MEMORY, 0.5, (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9), (Phase.GEN,), Cost.ENGINE, Safety.NEUTRAL, Direction.MORE,
         "share of all GPU memory that vLLM may hold; must be free at start and at wake-up",
-        "vllm v1/worker/utils.py:410",
+        "vllm v1/worker/utils.py:410", live_below=True,
     ),
     Knob(
         keys.MAX_NUM_SEQS, 256, (8, 16, 32, 64, 128, 256, 512, 1024), (Phase.GEN,), Cost.LIVE, Safety.NEUTRAL, Direction.MORE,
@@ -185,7 +187,7 @@ CATALOGUE: tuple[Knob, ...] = (
         "fsdp or fsdp2", "workers/config/engine.py:306",
     ),
     Knob(
-        keys.FAST_POLL, False, (False, True), (Phase.GEN,), Cost.LAUNCH, Safety.NEUTRAL, Direction.NONE,
+        keys.FAST_POLL, False, (False, True), (Phase.GEN,), Cost.LIVE, Safety.NEUTRAL, Direction.NONE,
         "v1 trainer with the stock sampler; not with DAPO filter groups", "trainer/ppo/v1/replay_buffer.py:144",
     ),
 )  # fmt: skip

@@ -71,7 +71,7 @@ def test_studies_as_json(store: Store, call: Call) -> None:
         "name": "old", "trials": 4, "best": 3, "gain": 0.5, "state": "finished",
     }  # fmt: skip
     assert old["created"].endswith("+00:00")
-    assert (new["best"], new["gain"], new["state"], new["trials"]) == (None, None, "running", 0)
+    assert (new["best"], new["gain"], new["state"], new["trials"]) == (None, None, "interrupted", 0)
 
 
 def test_show_takes_the_newest_study_by_default(store: Store, call: Call) -> None:

@@ -14,6 +14,7 @@ FILES = sorted(Path(autotune.inside.__file__).parent.glob("*.py"))
 ALLOWED = {
     *sys.stdlib_module_names,
     *("verl", "vllm", "torch", "ray", "psutil", "transformers", "tokenizers", "pandas", "hydra", "omegaconf"),
+    "transfer_queue",  # verl 0.9's v1 trainer does not start without it
 }
 
 

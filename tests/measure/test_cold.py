@@ -15,7 +15,6 @@ import pytest
 from autotune.launch import read_launch
 from autotune.measure.cold import ColdJob, ColdRunner, read_echo
 from autotune.measure.conformance import check_closes, check_measures, check_rejects, check_stops
-from autotune.measure.leftovers import Leftovers
 from autotune.measure.payload import write_payload
 from autotune.measure.runner import Limits, Order, StageSeen, StepPlan, StepSeen
 from autotune.values import FailureClass, Measurement, Phase, Point
@@ -119,22 +118,14 @@ def test_a_launch_that_stops_stepping_is_ended_by_the_watchdog(tmp_path):
     assert traces_of(tmp_path) == []
 
 
-def test_children_that_ignore_sigterm_and_shared_memory_do_not_outlive_the_launch(tmp_path, monkeypatch):
+def test_children_that_ignore_sigterm_and_shared_memory_do_not_outlive_the_launch(tmp_path):
     before = set(os.listdir("/dev/shm"))
-    made: list[Path] = []
-
-    class Recorded(Leftovers):
-        def __init__(self) -> None:
-            super().__init__()
-            made.append(self.private)
-
-    monkeypatch.setattr("autotune.measure.cold.Leftovers", Recorded)
+    private = set(Path("/tmp").glob("at-*"))
     found = runner_in(tmp_path, child="1").measure(order_in(tmp_path), lambda e: None)
     assert isinstance(found, Measurement)
     assert not [name for name in set(os.listdir("/dev/shm")) - before if name.startswith("psm_fake")]
     assert not [p for p in psutil.process_iter() if "psm_fake" in " ".join(_command(p))]
-    assert len(made) == 1
-    assert not made[0].exists()
+    assert set(Path("/tmp").glob("at-*")) <= private
 
 
 def test_a_stop_ends_the_launch_and_is_no_fault_of_the_point(tmp_path):

@@ -5,8 +5,10 @@ JSONL. What it does wrong on purpose is asked for in the environment:
     FAKE_VERL_NOISE=0.02       spread of a launch, relative
     FAKE_VERL_HANG=start|step  stops making progress, and ignores SIGTERM
     FAKE_VERL_CHILD=1          starts a child that ignores SIGTERM and leaves a file in /dev/shm
+    FAKE_VERL_CLUSTER=1        starts a "raylet" that leaves the process tree and an "EngineCore", and dies when one of them does
     FAKE_VERL_STEP_SECONDS=x   really spends x seconds on every step
     FAKE_VERL_CRASH=pattern    crashes where the arguments contain it
+    FAKE_VERL_SESSION_…        see fake_session.py
     FAKE_VERL_DEAF=key         reports the default of a key instead of the value asked for
 """
 
@@ -17,6 +19,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import hydra
 
@@ -111,6 +114,52 @@ def hang():
         time.sleep(60)
 
 
+MEMBER = """
+import os, signal, sys, time
+driver = os.getppid()
+if sys.argv[1] == "raylet":  # a daemon, as Ray's are
+    if os.fork():
+        os._exit(0)
+    os.setsid()
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+open(f"/dev/shm/psm_fake_{os.environ['AUTOTUNE_JOB']}_{sys.argv[1]}", "w").write("x")
+open(sys.argv[2], "w").write(str(os.getpid()))
+while os.path.exists(f"/proc/{driver}"):  # as Ray's daemons, it ends some time after the driver
+    time.sleep(0.5)
+"""
+
+
+DEATHS = {
+    "raylet": "Traceback (most recent call last):\nray.exceptions.ActorDiedError: The actor died unexpectedly before finishing "
+    "this task.\n\tThe actor died because its node has died. Node Id: ab\n\tthe actor's node was terminated unexpectedly: "
+    "health check failed due to missing too many heartbeats",
+    "EngineCore": "Traceback (most recent call last):\nvllm.v1.engine.exceptions.EngineDeadError: EngineCore encountered an issue. "
+    "See stack trace (above) for the root cause.",
+}
+
+
+def start_cluster():
+    """Processes that the job cannot go on without: pids by name."""
+    pids = {}
+    for name in DEATHS:
+        note = Path(os.environ["TMPDIR"], f"{name}.pid")
+        subprocess.Popen([sys.executable, "-c", MEMBER, name, str(note)])
+        while not (note.exists() and note.read_text()):
+            time.sleep(0.02)
+        pids[name] = int(note.read_text())
+    return pids
+
+
+def check_cluster(pids):
+    for name, pid in pids.items():
+        try:
+            state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+        except FileNotFoundError:
+            state = "X"
+        if state in "XZ":
+            die(DEATHS[name])
+
+
 @hydra.main(config_path="config", config_name="ppo_trainer", version_base=None)
 def main(c):
     rollout, data = c.actor_rollout_ref.rollout, c.data
@@ -118,6 +167,7 @@ def main(c):
     if os.environ.get("FAKE_VERL_CHILD"):
         code = "import signal,time;signal.signal(signal.SIGTERM,signal.SIG_IGN);open(f'/dev/shm/psm_fake_{__import__(\"os\").getpid()}','w').write('x');time.sleep(600)"
         subprocess.Popen([sys.executable, "-c", code], start_new_session=True)
+    cluster = start_cluster() if os.environ.get("FAKE_VERL_CLUSTER") else {}
     crash = os.environ.get("FAKE_VERL_CRASH")
     if crash and any(crash in argument for argument in sys.argv):
         die(
@@ -133,6 +183,12 @@ def main(c):
             flush=True,
         )
         hang()
+    if os.environ.get("AUTOTUNE_SESSION_SOCKET"):
+        from verl.trainer.fake_session import serve
+
+        echo(c)
+        serve(c, seconds_by_phase, out_of_memory, lambda: check_cluster(cluster))
+        return
     phase = out_of_memory(c)
     if phase:
         die(
@@ -152,6 +208,7 @@ def main(c):
     with open(path, "wb", buffering=0) as sink:
         for step in range(1, (c.trainer.total_training_steps or 10) + 1):
             time.sleep(really)
+            check_cluster(cluster)
             noise = launch * max(0.5, dice.gauss(1.0, spread / 4)) * (3.0 if step == 1 else 1.0)
             phases = seconds_by_phase(c, noise)
             tokens = data.train_batch_size * rollout.n * (data.max_prompt_length + data.max_response_length)

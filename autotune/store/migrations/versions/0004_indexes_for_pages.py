@@ -3,7 +3,7 @@
 from alembic import op
 
 revision = "0002_indexes_for_pages"
-down_revision = "0001"
+down_revision = "0003"
 
 _INDEXES = (
     ("ix_autotune_study_created_at", "autotune_study", ["created_at"]),

@@ -1,0 +1,418 @@
+"""verl's synchronous trainer, doing one training step per order instead of following a plan.
+
+Facts are those of verl 0.9.1. Batching is read per call from the batch's `extra_info` (workers/engine_workers.py:352, 406),
+so that each phase gets its own; generation limits go to a scheduler of ours (`autotune.inside.scheduler`).
+
+A *whole* step generates: the same prompts every time, with the lengths that the first step of the session had. A *frozen*
+step trains on the trajectories of that first step and generates nothing; the rewards are those of then. A *generation* step
+generates as a whole one and trains nothing. The trajectories stay in this process' memory: nothing is unpickled from a folder, and nothing of them outlives the session. The learning rate is 0
+(the launch sets it), so that all steps start from the same weights, which are thrown away.
+"""
+
+import hashlib
+import os
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import ray
+import transfer_queue as tq
+import verl
+from omegaconf import OmegaConf, open_dict
+from transfer_queue import KVBatchMeta
+from verl.trainer.ppo.v1.trainer_base import register_trainer
+from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
+from verl.utils import tensordict_utils as tu
+from verl.utils.debug import marked_timer
+
+from autotune.inside import wire, worker_reports
+from autotune.inside.replay_loop import LENGTHS, NAME
+from autotune.inside.session import MODE
+
+WHOLE, FROZEN, GENERATION = "whole", "frozen", "generation"
+BATCHING = ("use_dynamic_bsz", "max_token_len_per_gpu", "micro_batch_size_per_gpu")
+"""What a phase may be given; verl takes what is absent from its engine's configuration."""
+SINGLE_TURN = "single_turn_agent"
+_PER_MINI_BATCH = ("loss", "grad_norm", "pg_loss", "ppo_kl", "pg_clipfrac", "kl_loss", "vf_loss")
+
+
+class PointFailed(RuntimeError):
+    """The step ran but measured something else than was asked for."""
+
+
+class _Held:
+    """The prompts and trajectories of the first whole step."""
+
+    def __init__(self) -> None:
+        self.prompts: Any = None
+        self.lengths: list[list[int]] | None = None
+        """Length of each response of each prompt, tokens; None: not recorded, or not replayable."""
+        self.fields: Any = None
+        self.tags: list[dict[str, Any]] = []
+        self.places: list[tuple[int, str]] = []
+        """Of each trajectory: which prompt, and the rest of its key (`session_index`)."""
+        self.digest = ""
+
+
+class _OrderingLogger:
+    """verl's logger, followed by the session's answer: the one place after everything of a step (trainer_base.py:518)."""
+
+    def __init__(self, logger: Any, after: Callable[[dict[str, Any]], None]) -> None:
+        self._logger = logger
+        self._after = after
+
+    def log(self, data: dict[str, Any], step: int) -> None:
+        if data:
+            self._logger.log(data=data, step=step)
+        self._after(data)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._logger, name)
+
+
+@register_trainer(MODE)
+class SessionTrainer(PPOTrainerSync):  # type: ignore[misc]  # verl is not there where types are checked
+    """Steps on demand."""
+
+    logger: Any
+
+    def __init__(self, config: Any) -> None:
+        with open_dict(config):
+            config.trainer.v1.trainer_mode = (
+                "sync"  # verl compares with this name in many places (trainer_base.py:153, 1499)
+            )
+        super().__init__(config)
+        self._held = _Held()
+        self._order: dict[str, Any] = {"work": WHOLE, "settings": {}}
+        self._settings: dict[str, Any] | None = None
+        self._usual_poll = getattr(self.replay_buffer, "poll_interval", None)
+        self._usual_values: dict[str, Any] = {}
+        self._phase = "gen"
+        self._error: str | None = None
+        self._updates: dict[str, dict[str, list[float]]] = {}
+        self._names: list[str] = []
+        self._digest = ""
+        self._wire: wire.Wire | None = None
+
+    # -- orders ----------------------------------------------------------------------------------------------------------
+
+    def on_train_begin(self) -> None:
+        super().on_train_begin()
+        for name, group, method in self._updaters():
+            setattr(group, method, self._recorded(name, getattr(group, method)))
+        engines = self._engines({})
+        self._wire = wire.connect(
+            os.environ[wire.SOCKET],
+            os.environ[wire.TOKEN],
+            {
+                "verl": verl.__version__,
+                "world_size": self.actor_rollout_wg.world_size,
+                "engines": engines,
+                "poll_seconds": self._usual_poll,
+            },
+        )
+        self.logger = _OrderingLogger(self.logger, self._answer)
+        self._take_order()
+
+    def _take_order(self) -> None:
+        """Waits for the next order; outside of every timer of verl's."""
+        assert self._wire is not None
+        while True:
+            try:
+                order = self._wire.receive()
+            except wire.WireClosed:
+                order = {"type": "end"}
+            assert order is not None
+            if order["type"] != "step":
+                self.total_training_steps = self.global_steps  # the loop ends after this step (trainer_base.py:467)
+                return
+            self._order = order
+            try:
+                self._apply(order["settings"])
+            except Exception as error:  # noqa: BLE001  # whatever a Point's settings do must not end the session
+                self._send_failure("settings", error, survived=True)
+                continue
+            return
+
+    def _apply(self, settings: dict[str, Any]) -> None:
+        if settings == self._settings:
+            return
+        self._settings = None  # what is half applied must be applied again
+        self._engines(settings.get("engine") or {})
+        poll = settings.get("poll_seconds")
+        if self._usual_poll is not None:
+            self.replay_buffer.poll_interval = self._usual_poll if poll is None else poll
+        for key, value in {**self._usual_values, **settings.get("trainer", {})}.items():
+            self._usual_values.setdefault(key, OmegaConf.select(self.config, key))
+            OmegaConf.update(self.config, key, value, force_add=False)
+        ray.get([worker.__ray_call__.remote(worker_reports.begin_point) for worker in self.actor_rollout_wg.workers])
+        self._settings = settings
+
+    def _engines(self, limits: dict[str, Any] | None) -> list[dict[str, Any]]:
+        """Sets the limits of every replica (None: only asks); what each says is in effect."""
+        handles = self.llm_server_manager.server_handles
+        answers: list[dict[str, Any]] = ray.get([handle.autotune_live.remote(limits) for handle in handles])
+        return answers
+
+    def _answer(self, metrics: dict[str, Any]) -> None:
+        """Tells what the step was, then waits for the next order."""
+        if self._error is None:
+            workers = ray.get(
+                [worker.__ray_call__.remote(worker_reports.report) for worker in self.actor_rollout_wg.workers]
+            )
+            self._send(
+                {
+                    "type": "step",
+                    "id": self._order["id"],
+                    "step": self.global_steps,
+                    "work": self._order["work"],
+                    "metrics": {name: _number(value) for name, value in metrics.items()},
+                    "updates": self._updates,
+                    "workers": workers,
+                    "engines": self._engines(None),
+                    "digest": self._digest,
+                    "lengths_replayed": self._held.lengths is not None,
+                    "poll_seconds": getattr(self.replay_buffer, "poll_interval", None),
+                }
+            )
+        self._error = None
+        self._updates = {}
+        self._take_order()
+
+    def _send(self, message: dict[str, Any]) -> None:
+        assert self._wire is not None
+        try:
+            self._wire.send(message)
+        except wire.WireClosed:
+            return  # noticed again when the next order is waited for
+
+    def _send_failure(self, phase: str, error: BaseException, *, survived: bool) -> None:
+        text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+        print(text, flush=True)
+        self._send(
+            {"type": "failure", "id": self._order["id"], "phase": phase, "error": text[-20_000:], "survived": survived}
+        )
+
+    # -- steps -----------------------------------------------------------------------------------------------------------
+
+    def step(self, metrics: dict[str, Any], timing_raw: dict[str, float]) -> Any:
+        self._phase = "gen"
+        try:
+            return super().step(metrics, timing_raw)
+        except Exception as error:
+            # On more than one rank the others wait in a collective for the one that failed: nothing can go on there.
+            survived = self.actor_rollout_wg.world_size == 1
+            self._error = self._phase
+            self._send_failure(self._phase, error, survived=survived)
+            if not survived:
+                raise
+            if self._phase == "gen":
+                self.on_sample_end()
+            return self._left_over()
+
+    def _step_once(self, metrics: dict[str, Any], timing_raw: dict[str, float], sample_batch_size: int) -> Any:
+        if self._order["work"] != GENERATION:
+            return super()._step_once(metrics, timing_raw, sample_batch_size)
+        with marked_timer("gen", timing_raw):  # as trainer_base.py:562-573
+            self.on_sample_begin()
+            batch, sampled = self.replay_buffer.sample(
+                global_steps=self.global_steps, partition_id="train", batch_size=sample_batch_size
+            )
+            metrics.update(sampled)
+            self.on_sample_end()
+        self._check_all_there(batch)
+        return batch
+
+    def on_sample_end(self) -> None:
+        super().on_sample_end()
+        self._phase = "balance"
+
+    def _left_over(self) -> Any:
+        """What the failed step left in the queue, for verl to clear (trainer_base.py:514)."""
+        items = (tq.kv_list("train") or {}).get("train", {})
+        return KVBatchMeta(partition_id="train", keys=list(items), tags=list(items.values()))
+
+    def _compute_metrics(
+        self, batch: Any, metrics: dict[str, Any], timing_raw: dict[str, float], *args: Any, **kwargs: Any
+    ) -> None:
+        if self._error is not None:
+            metrics.clear()
+        elif self._order["work"] == GENERATION:  # verl's own wants advantages and returns
+            metrics.update({f"timing_s/{name}": seconds for name, seconds in timing_raw.items()})
+            metrics["perf/time_per_step"] = timing_raw["step"]
+            metrics["perf/total_num_tokens"] = sum(tag["seq_len"] for tag in batch.tags)
+        else:
+            super()._compute_metrics(batch, metrics, timing_raw, *args, **kwargs)
+
+    def _add_batch_to_generate(self) -> None:
+        fetched = self._next_train_batch()  # also where it is not used: fetching is part of a step
+        if self._held.prompts is None:
+            self._held.prompts = fetched
+        if self._order["work"] == FROZEN:
+            self._put_held(fetched)
+        else:
+            self._submit_batch_to_rollout(self._prompts(fetched))
+
+    def _prompts(self, fetched: Any) -> Any:
+        """The held prompts under new names, with the lengths of their responses where those are known."""
+        prompts = self._held.prompts.copy()
+        names = list(fetched["uid"])
+        tu.assign_non_tensor_stack(prompts, "uid", names)
+        tu.assign_non_tensor_data(prompts, "global_steps", self.global_steps)
+        self._names = names
+        if self._held.lengths is not None:
+            tu.assign_non_tensor_stack(prompts, LENGTHS, [list(lengths) for lengths in self._held.lengths])
+        if "agent_name" in prompts:
+            loops = [NAME if loop == SINGLE_TURN else loop for loop in prompts["agent_name"]]
+            tu.assign_non_tensor_stack(prompts, "agent_name", loops)
+        return prompts
+
+    def _balance_batch(self, batch: Any, metrics: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+        """Between generation with rewards and everything else: checks that all is there, and keeps the first batch."""
+        self._check_all_there(batch)
+        if self._order["work"] == FROZEN:
+            self._digest = _digest(batch)
+            if self._digest != self._held.digest:
+                raise PointFailed("the frozen trajectories are not those that were recorded")
+        else:
+            self._digest = ""
+            if self._held.fields is None:
+                self._hold(batch)
+        return super()._balance_batch(batch, metrics, *args, **kwargs)
+
+    def _check_all_there(self, batch: Any) -> None:
+        """verl goes on with synthetic rows in the place of responses that failed (padding_utils.py:42), which look fast."""
+        wanted = len(self._held.prompts) * self.config.actor_rollout_ref.rollout.n
+        if len(batch.keys) < wanted:
+            raise PointFailed(f"{wanted - len(batch.keys)} of {wanted} responses failed in generation")
+
+    # -- the first batch -------------------------------------------------------------------------------------------------
+
+    def _hold(self, batch: Any) -> None:
+        held = self._held
+        place = {name: index for index, name in enumerate(self._names)}
+        held.fields = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id)
+        held.tags = [dict(tag) for tag in batch.tags]
+        for key in batch.keys:
+            name, _, rest = key.partition("_")
+            held.places.append((place[name], rest))
+        held.digest = _digest(batch)
+        lengths: list[dict[int, int]] = [{} for _ in self._names]
+        for (prompt, rest), tag in zip(held.places, held.tags, strict=True):
+            response, _, part = rest.partition("_")
+            if part != "0":
+                return  # several outputs of one response: the loop took turns, whose lengths we cannot ask for
+            lengths[prompt][int(response)] = int(tag["response_len"])
+        turns = [int(number) for number in held.fields["num_turns"]]
+        samples = self.config.actor_rollout_ref.rollout.n
+        complete = all(sorted(of_prompt) == list(range(samples)) for of_prompt in lengths)
+        if complete and max(turns) <= 2 and min(min(of_prompt.values()) for of_prompt in lengths) > 0:
+            held.lengths = [[of_prompt[response] for response in range(samples)] for of_prompt in lengths]
+
+    def _put_held(self, fetched: Any) -> None:
+        """The held trajectories under the new prompts' names, as if they had just been generated."""
+        held = self._held
+        if held.fields is None:
+            raise PointFailed("frozen work was ordered before a whole step was done")
+        names = list(fetched["uid"])
+        steps = {"global_steps": self.global_steps, "min_global_steps": self.global_steps - 1}
+        steps["max_global_steps"] = steps["min_global_steps"]
+        fields = held.fields.copy()
+        if "uid" in fields:
+            tu.assign_non_tensor_stack(fields, "uid", [names[prompt] for prompt, _ in held.places])
+        tq.kv_batch_put(
+            keys=[f"{names[prompt]}_{rest}" for prompt, rest in held.places],
+            fields=fields,
+            tags=[{**tag, **steps} for tag in held.tags],
+            partition_id="train",
+        )
+        done = {"is_prompt": True, "status": "finished", "global_steps": self.global_steps}
+        tq.kv_batch_put(keys=names, partition_id="train", tags=[dict(done) for _ in names])
+
+    def _compute_reward_colocate(self, batch: Any, metrics: Any = None) -> Any:
+        if self._order["work"] == FROZEN:
+            return batch  # the held trajectories have their scores
+        return super()._compute_reward_colocate(batch, metrics=metrics)
+
+    # -- phases ----------------------------------------------------------------------------------------------------------
+
+    def _in_phase(self, phase: str, batch: Any, run: Callable[..., Any], metrics: dict[str, Any]) -> Any:
+        """Runs a phase with its own batching. It is taken out again afterwards: some phases hand on the same meta
+        (trainer_base.py:1719, 1741), and a later phase must not get what was meant for an earlier one."""
+        self._phase = phase
+        batching = (self._order["settings"].get("phases") or {}).get(phase, {})
+        batch.extra_info.update({name: batching[name] for name in BATCHING if name in batching})
+        result = run(batch, metrics)
+        for meta in (batch, result):
+            info = getattr(meta, "extra_info", None) or {}
+            for name in BATCHING:
+                info.pop(name, None)
+        return result
+
+    def _compute_old_log_prob(self, batch: Any, metrics: dict[str, Any]) -> Any:
+        return self._in_phase("old_log_prob", batch, super()._compute_old_log_prob, metrics)
+
+    def _compute_ref_log_prob(self, batch: Any, metrics: dict[str, Any]) -> Any:
+        return self._in_phase("ref", batch, super()._compute_ref_log_prob, metrics)
+
+    def _compute_values(self, batch: Any, metrics: dict[str, Any]) -> Any:
+        return self._in_phase("values", batch, super()._compute_values, metrics)
+
+    def _update_critic(self, batch: Any, metrics: dict[str, Any]) -> Any:
+        return self._in_phase("update_critic", batch, super()._update_critic, metrics)
+
+    def _update_actor(self, batch: Any, metrics: dict[str, Any]) -> Any:
+        return self._in_phase("update_actor", batch, super()._update_actor, metrics)
+
+    def _updaters(self) -> list[tuple[str, Any, str]]:
+        found = [("actor", self.actor_rollout_wg, "update_actor")]
+        if self.use_critic:
+            found.append(("critic", self.critic_wg, "train_mini_batch"))
+        return found
+
+    def _recorded(self, name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+        """`method` of a worker group, with loss and gradient norm of each mini-batch kept: verl averages them afterwards
+        (trainer_base.py:1861)."""
+
+        def recorded(*args: Any, **kwargs: Any) -> Any:
+            output = method(*args, **kwargs)
+            if hasattr(output, "get") and hasattr(output, "futures"):
+                output = _Ready(output.get())
+                told = output.get()["metrics"]
+            else:
+                told = output["metrics"]
+            self._updates[name] = {key: _numbers(told[key]) for key in _PER_MINI_BATCH if key in told}
+            return output
+
+        return recorded
+
+
+class _Ready:
+    """A future that has come."""
+
+    def __init__(self, value: Any) -> None:
+        self._value = value
+
+    def get(self) -> Any:
+        return self._value
+
+
+def _numbers(values: Any) -> list[float]:
+    """One number per mini-batch; verl's own metric objects hold theirs in `values`."""
+    values = getattr(values, "values", values)
+    return [float(value) for value in (values if isinstance(values, (list, tuple)) else [values])]
+
+
+def _number(value: Any) -> Any:
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return None
+
+
+def _digest(batch: Any) -> str:
+    """A digest of the batch's tokens, in the order of its keys without their prompt's name."""
+    data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=["input_ids"])
+    rows = data["input_ids"].unbind()
+    hashes = [hashlib.sha256(row.numpy().tobytes()).digest() for row in rows]
+    return hashlib.sha256(b"".join(sorted(hashes))).hexdigest()

@@ -1,0 +1,30 @@
+"""What a session asks of each training process between two steps, by Ray's `__ray_call__`."""
+
+import os
+from typing import Any
+
+from autotune.inside import echo
+
+
+def begin_point(worker: Any) -> None:
+    """Forgets what the Point before left: peak memory, unused reserved memory, what was reported."""
+    from verl.utils.device import get_torch_device
+
+    device = get_torch_device()
+    device.empty_cache()
+    device.reset_peak_memory_stats()
+    echo.collect()
+
+
+def report(worker: Any) -> dict[str, Any]:
+    """Rank, peak bytes since `begin_point`, and the values that took effect."""
+    from verl.utils.device import get_torch_device
+
+    device = get_torch_device()
+    return {
+        "rank": int(os.environ.get("RANK", "0")),
+        "pid": os.getpid(),
+        "reserved_bytes": int(device.max_memory_reserved()),
+        "allocated_bytes": int(device.max_memory_allocated()),
+        **echo.collect(keep=True),
+    }

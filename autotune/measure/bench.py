@@ -1,0 +1,337 @@
+"""What one session has measured, and how it measures the next Point from it."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from autotune.measure.cold import disturbed, merged_echo
+from autotune.measure.composed import composed
+from autotune.measure.runner import Event, StepPlan, StepSeen
+from autotune.measure.session import FROZEN, GENERATION, INTERRUPTED, WHOLE, Session, SessionStep, StepFailed, Work
+from autotune.measure.window import enough, settled
+from autotune.values import Failure, FailureClass, KnobValue, Measurement, Phase, Point, Source, StepRecord
+from autotune.verl import keys
+from autotune.verl.config import FlatConfig, integer
+from autotune.verl.live import GENERATION_KEYS, TRAINING_KEYS, EngineSeat, predicted_kv_blocks, session_settings
+
+GRADIENT_TOLERANCE = 1e-5
+"""Absolute in the loss, relative in the gradient norm: what a session that took no harm repeats on frozen work."""
+_Part: TypeAlias = tuple[tuple[str, KnobValue], ...]
+"""The values of a Point that one kind of probe depends on."""
+Watch: TypeAlias = Callable[[Event], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A Point as a session gets it."""
+
+    point: Point
+    config: FlatConfig
+    """Its flat configuration, interpolated followers included."""
+    utilisation: float | None
+    """`gpu_memory_utilization` that the engine was started with."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Probe:
+    """Steps of one kind of work at one setting, the settling one first; and the last of them as it came."""
+
+    steps: tuple[StepRecord, ...]
+    last: SessionStep
+
+    @property
+    def counted(self) -> tuple[StepRecord, ...]:
+        return tuple(step for step in self.steps if not step.settling and step.invalid is None)
+
+
+class Bench:
+    """Measures Points in one session.
+
+    A step is a sum of phases, and a live knob moves either generation or training: a Point is composed of a generation probe
+    and a training probe, each made once for all Points that share it. Weight sync and rest are those of the baseline's whole
+    steps. Where responses cannot be given recorded lengths (several turns, tools), no two generations do the same work, and
+    Points are measured on whole steps.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        *,
+        world_size: int,
+        simulated: bool,
+        stopping: Callable[[], bool],
+        stop_now: Callable[[], bool],
+    ) -> None:
+        """
+        Args:
+            stopping: whether the user wants an end after the step that is running.
+            stop_now: whether the user wants an end in the middle of it.
+        """
+        self.session = session
+        self._world_size = world_size
+        self._simulated = simulated
+        self._stopping = stopping
+        self._stop_now = stop_now
+        self._whole: tuple[StepRecord, ...] = ()
+        self._generations: dict[_Part, _Probe] = {}
+        self._trainings: dict[_Part, _Probe] = {}
+        self._done: set[Point] = set()
+        self._gradient: StepRecord | None = None
+        self._equal_work = True
+        self.spent: dict[str, list[float]] = {}
+        """Seconds of every step that was ordered, by kind of work; `first`: the first one of the session."""
+
+    def baseline(
+        self, setting: Setting, plan: StepPlan, watch: Watch | None
+    ) -> tuple[Measurement, Measurement] | StepFailed:
+        """Measures the baseline whole, then its training on frozen work. What was measured before is not composed with any
+        more.
+
+        Returns:
+            The baseline on whole steps; and put together as other Points are, so that what composing does to the figures shows.
+        """
+        begin = time.monotonic()
+        settings = self._settings(setting)
+        assert not isinstance(settings, Failure)
+        probe = self._probe(WHOLE, settings, plan, watch, lambda record: record)
+        if isinstance(probe, StepFailed):
+            return probe
+        self._generations.clear()
+        self._trainings.clear()
+        self._done.clear()
+        self._whole = probe.counted
+        self._equal_work = probe.last.equal_work
+        self._generations[_part(setting.point, GENERATION_KEYS)] = probe
+        measurement = self._measurement(setting, probe.steps, probe, probe, Source.WHOLE, begin)
+        training = self._training(setting, settings, plan, None)
+        if isinstance(training, StepFailed):
+            return training
+        if self._gradient is None:
+            self._gradient = training.steps[-1]
+        steps = [self._compose(step, probe) for step in training.steps]
+        return measurement, self._measurement(setting, steps, probe, training, Source.COMPOSED, begin)
+
+    def measure(self, setting: Setting, plan: StepPlan, watch: Watch) -> Measurement | StepFailed:
+        """Measures a Point, making the probes that are not there yet."""
+        begin = time.monotonic()
+        settings = self._settings(setting)
+        if isinstance(settings, Failure):
+            return StepFailed(settings, survived=True)
+        if not self._equal_work:
+            probe = self._probe(WHOLE, settings, plan, watch, lambda record: record)
+            if isinstance(probe, StepFailed):
+                return probe
+            return self._measurement(setting, probe.steps, probe, probe, Source.WHOLE, begin)
+        place = _part(setting.point, GENERATION_KEYS)
+        if place not in self._generations:
+            probe = self._probe(GENERATION, settings, plan, None, lambda record: record)
+            if isinstance(probe, StepFailed):
+                return probe
+            self._generations[place] = probe
+        generation = self._generations[place]
+        known = self._trainings.get(_part(setting.point, TRAINING_KEYS))
+        fresh = known is None or setting.point in self._done  # what is asked for again is measured again
+        training = self._training(setting, settings, plan, watch) if known is None or fresh else known
+        if isinstance(training, StepFailed):
+            return training
+        steps = tuple(self._compose(step, generation) for step in training.steps)
+        for step in () if fresh else steps:
+            watch(StepSeen(step))
+        self._done.add(setting.point)
+        return self._measurement(setting, steps, generation, training, Source.COMPOSED, begin)
+
+    def repeats(self, setting: Setting) -> bool:
+        """Whether the baseline on frozen work still gives the gradient of the session's start, after a Point failed in it."""
+        settings = self._settings(setting)
+        if self._gradient is None or self.session.lost or isinstance(settings, Failure):
+            return False
+        again = self.session.step(FROZEN, settings, stopped=self._stop_now)
+        return isinstance(again, SessionStep) and same_gradient(self._gradient, again.record)
+
+    # -- probes ----------------------------------------------------------------------------------------------------------
+
+    def _training(
+        self, setting: Setting, settings: Mapping[str, Any], plan: StepPlan, watch: Watch | None
+    ) -> _Probe | StepFailed:
+        generation = self._generations[_part(setting.point, GENERATION_KEYS)]
+        probe = self._probe(FROZEN, settings, plan, watch, lambda record: self._compose(record, generation))
+        if not isinstance(probe, StepFailed):
+            self._trainings[_part(setting.point, TRAINING_KEYS)] = probe
+        return probe
+
+    def _compose(self, frozen: StepRecord, generation: _Probe) -> StepRecord:
+        return composed(frozen, generation=generation.counted, whole=self._whole)
+
+    def _probe(
+        self,
+        work: Work,
+        settings: Mapping[str, Any],
+        plan: StepPlan,
+        watch: Watch | None,
+        shown: Callable[[StepRecord], StepRecord],
+    ) -> _Probe | StepFailed:
+        """Steps until two agree, as they are `shown`. The first one after a change settles and is not counted."""
+        made: list[StepRecord] = []
+        told: list[StepRecord] = []
+        while True:
+            if self._stopping():
+                return StepFailed(INTERRUPTED, survived=True)
+            begin = time.monotonic()
+            seen = self.session.step(work, settings, stopped=self._stop_now, crowding=plan.crowding)
+            if isinstance(seen, StepFailed):
+                return seen
+            spent = "first" if self.session.steps == 1 else work
+            self.spent.setdefault(spent, []).append(time.monotonic() - begin)
+            made.append(seen.record)
+            told.append(shown(seen.record))
+            if watch is not None:
+                watch(StepSeen(settled(told)[-1]))
+            if enough(told, plan):
+                probe = _Probe(settled(made), seen)
+                if len(probe.counted) < min(plan.at_least, len(made) - 1):
+                    return StepFailed(disturbed(made[1:]), survived=True)
+                return probe
+
+    def _measurement(
+        self,
+        setting: Setting,
+        steps: Sequence[StepRecord],
+        generation: _Probe,
+        training: _Probe,
+        source: Source,
+        begin: float,
+    ) -> Measurement:
+        fixed = {key: value for key, value in self.session.echo().items() if key not in GENERATION_KEYS | TRAINING_KEYS}
+        blocks = self._blocks(setting)
+        return Measurement(
+            steps=tuple(steps),
+            world_size=self._world_size,
+            source=source,
+            engine="cold" if self._as_started(setting, blocks) else "live",
+            session=self.session.id,
+            startup_seconds=math.nan,
+            wall_seconds=time.monotonic() - begin,
+            echo={
+                **fixed,
+                **engine_echo(generation.last, setting.point, blocks if isinstance(blocks, int) else None),
+                **merged_echo(training.last.trainers),
+            },
+            gpus=self.session.sampler.usage(begin, time.monotonic()),
+            simulated=self._simulated,
+        )
+
+    # -- the engine ------------------------------------------------------------------------------------------------------
+
+    def _settings(self, setting: Setting) -> dict[str, Any] | Failure:
+        blocks = self._blocks(setting)
+        if isinstance(blocks, Failure):
+            return blocks
+        fast = setting.point.as_dict().get(keys.FAST_POLL) is True
+        return session_settings(setting.config, kv_blocks=blocks, fast_poll=fast)
+
+    def _blocks(self, setting: Setting) -> int | Failure | None:
+        """KV blocks that the Point's memory share would give; None: the engine's own."""
+        wanted = setting.point.as_dict().get(keys.GPU_MEMORY)
+        if not isinstance(wanted, (int, float)) or setting.utilisation is None or wanted >= setting.utilisation:
+            return None
+        seats = [seat for seat in self.session.seats if seat is not None]
+        if not seats or len(seats) < len(self.session.seats):
+            return Failure(
+                FailureClass.UNKNOWN,
+                Phase.INIT_ROLLOUT,
+                "Measure this Point in a launch of its own.",
+                "the engine did not say how large its KV cache is",
+                False,
+            )
+        return kv_blocks_for(seats, float(wanted))
+
+    def _as_started(self, setting: Setting, blocks: int | Failure | None) -> bool:
+        """Whether the engine was started with exactly the limits of this Point."""
+        limits = {"max_num_seqs": keys.MAX_NUM_SEQS, "max_num_batched_tokens": keys.MAX_BATCHED_TOKENS}
+        started = self.session.started_at
+        return blocks is None and all(started.get(name) == integer(setting.config, key) for name, key in limits.items())
+
+
+_WORST: Mapping[str, Callable[[Sequence[int]], int]] = {
+    "kv_blocks": min,
+    "least_free": min,
+    "largest_batch": max,
+    "largest_tokens": max,
+    "refused": max,
+    "preempted": max,
+    "failed_resets": max,
+}
+"""What a scheduler tells of a Point, and which of several replicas' numbers is shown."""
+
+
+def engine_echo(seen: SessionStep, point: Point, blocks: int | None) -> dict[str, KnobValue]:
+    """Limits in effect by knob key, and what the engines did under them (`engine.…`), so that a limit that never bound is
+    seen: `engine.largest_batch` below `max_num_seqs`, `engine.refused` 0.
+
+    Args:
+        blocks: KV blocks that were asked for in the place of the Point's memory share; None: none were.
+    """
+    reports: list[dict[str, KnobValue]] = []
+    for engine in seen.engines:
+        share = engine["gpu_memory_utilization"]
+        if blocks is not None:
+            share = point[keys.GPU_MEMORY] if engine["kv_blocks"] == blocks else f"{engine['kv_blocks']} KV blocks"
+        reports.append(
+            {
+                keys.MAX_NUM_SEQS: engine["max_num_seqs"],
+                keys.MAX_BATCHED_TOKENS: engine["max_num_batched_tokens"],
+                keys.GPU_MEMORY: share,
+            }
+        )
+    echo = merged_echo(reports)
+    if seen.poll_seconds is not None:
+        echo[keys.FAST_POLL] = seen.poll_seconds < 1.0
+    for name, worst in _WORST.items():
+        told = [engine[name] for engine in seen.engines if name in engine]
+        if told:
+            echo[f"engine.{name}"] = worst(told)
+    echo["engine.equal_work"] = seen.equal_work
+    return echo
+
+
+def _part(point: Point, known: frozenset[str]) -> _Part:
+    return tuple((key, value) for key, value in point.values if key in known)
+
+
+def kv_blocks_for(seats: Sequence[EngineSeat], utilisation: float) -> int | Failure:
+    """KV blocks of the tightest replica at another memory share; the failure with which vLLM would refuse to start."""
+    blocks = min(predicted_kv_blocks(seat, utilisation) for seat in seats)
+    longest = max(seat.longest for seat in seats)
+    if blocks >= longest:
+        return blocks
+    return Failure(
+        FailureClass.VLLM_KV_CACHE,
+        Phase.INIT_ROLLOUT,
+        f"Raise {keys.GPU_MEMORY}, or lower max_model_len.",
+        f"at {utilisation} vLLM would have {max(0, blocks)} KV blocks, and one sequence of the greatest length needs {longest} "
+        "(predicted from the running engine, not tried)",
+        False,
+    )
+
+
+_COMPARED = ("session/actor/loss/", "session/actor/grad_norm/", "session/critic/loss/", "session/critic/grad_norm/")
+
+
+def same_gradient(before: StepRecord, after: StepRecord, tolerance: float = GRADIENT_TOLERANCE) -> bool:
+    """Whether two frozen steps have the same loss (absolute) and gradient norm (relative) in every mini-batch.
+
+    Another number of mini-batches is another gradient.
+    """
+    names = sorted(name for name in before.metrics if name.startswith(_COMPARED))
+    if not names or names != sorted(name for name in after.metrics if name.startswith(_COMPARED)):
+        return False
+    for name in names:
+        one, other = before.metrics[name], after.metrics[name]
+        scale = 1.0 if "/loss/" in name else max(abs(one), abs(other), 1e-12)
+        if abs(one - other) > tolerance * scale:
+            return False
+    return True

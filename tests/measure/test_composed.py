@@ -1,0 +1,73 @@
+"""Steps put together from probes."""
+
+from __future__ import annotations
+
+import pytest
+
+from autotune.measure.bench import same_gradient
+from autotune.measure.composed import composed
+from autotune.values import StepRecord
+
+
+def step(seconds, *, metrics=None, **phases):
+    return StepRecord(3, seconds, 1000, phases, mfu=0.3, memory_gb=12.0, metrics=metrics or {})
+
+
+WHOLE = [
+    step(20.0, gen=10.0, old_log_prob=3.0, update_actor=6.0, update_weights=0.5),  # rest 0.5
+    step(21.0, gen=10.0, old_log_prob=3.0, update_actor=6.0, update_weights=0.7),  # rest 1.3
+]
+
+
+def test_a_composed_step_is_the_sum_of_its_phases_and_the_rest():
+    frozen = step(4.0, gen=0.01, old_log_prob=1.0, update_actor=2.0, update_weights=9.9)
+    found = composed(frozen, generation=[step(5.0, gen=4.0), step(7.0, gen=6.0)], whole=WHOLE)
+    assert found.phases == pytest.approx({"old_log_prob": 1.0, "update_actor": 2.0, "gen": 5.0, "update_weights": 0.6})
+    assert found.seconds == pytest.approx(1.0 + 2.0 + 5.0 + 0.6 + 0.9)
+    assert found.rest_seconds == pytest.approx(0.9)
+    assert (found.step, found.tokens, found.mfu, found.memory_gb) == (3, 1000, 0.3, 12.0)
+
+
+def test_composing_the_baseline_of_its_own_probes_gives_the_baseline():
+    frozen = step(10.0, gen=0.01, old_log_prob=3.0, update_actor=6.0, update_weights=0.1)
+    found = composed(frozen, generation=WHOLE, whole=WHOLE)
+    assert found.seconds == pytest.approx(20.5)
+
+
+def test_figures_of_a_step_without_generation_are_not_passed_on():
+    frozen = step(4.0, metrics={"perf/throughput": 9e9, "timing_s/gen": 0.01, "actor/loss": 0.5}, gen=0.01, adv=0.1)
+    assert composed(frozen, generation=WHOLE, whole=WHOLE).metrics == {"actor/loss": 0.5}
+
+
+@pytest.mark.parametrize(("generation", "whole"), [([], WHOLE), (WHOLE, [])])
+def test_nothing_is_made_up_for_a_probe_that_is_missing(generation, whole):
+    with pytest.raises(ValueError, match="nothing"):
+        composed(step(4.0), generation=generation, whole=whole)
+
+
+def gradient(*losses, norm=1.0):
+    told = {f"session/actor/loss/{place}": loss for place, loss in enumerate(losses)}
+    return step(1.0, metrics={**told, "session/actor/grad_norm/0": norm, "timing_s/step": 1.0})
+
+
+def test_equal_gradients_may_differ_in_the_last_digits():
+    assert same_gradient(gradient(0.1, 0.2), gradient(0.1 + 1e-6, 0.2, norm=1 + 1e-6))
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        gradient(0.1, 0.2001),
+        gradient(0.1, 0.2, norm=1.001),
+        gradient(0.15),
+        gradient(0.1, 0.2, 0.3),
+        step(1.0, metrics={"actor/loss": 0.1}),
+    ],
+)
+def test_another_gradient_or_another_number_of_mini_batches_is_noticed(other):
+    assert not same_gradient(gradient(0.1, 0.2), other)
+
+
+def test_no_gradient_at_all_is_not_equal_to_itself():
+    nothing = step(1.0, metrics={})
+    assert not same_gradient(nothing, nothing)
