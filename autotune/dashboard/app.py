@@ -16,6 +16,7 @@ from starlette.exceptions import HTTPException
 from autotune.dashboard import pages, pasted, templating
 from autotune.dashboard.security import LOOPBACK, Guard
 from autotune.store import queries
+from autotune.store.records import own_command
 from autotune.store.store import Store
 
 ASSETS = frozenset(
@@ -181,9 +182,9 @@ def _table(
 ) -> dict[str, Any]:
     text = text[:200]
     rows = pages.trial_table(store, study_id, sort=sort, descending=descending, state=state, text=text, page=page)
-    baseline = queries.trial_summary(store, study_id, 0)
+    levels = queries.levels(store, study_id)
     asked = {"sort": sort, "descending": descending, "state": state, "q": text}
-    return {"table": rows, "asked": asked, "own": baseline}
+    return {"table": rows, "asked": asked, "own": own_command(levels), "gains": pages.gains_of(rows.rows, levels)}
 
 
 def _stream(lines: AsyncIterator[str]) -> StreamingResponse:

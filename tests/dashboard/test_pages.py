@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -251,6 +252,20 @@ def test_the_trial_table_sorts_filters_and_pages(store, client):
     assert numbers("state=infeasible") == [8]
     assert numbers("q=OutOfMemory") == [8]
     assert len(numbers("sort=nonsense&page=999")) == 21
+
+
+def test_points_of_a_session_stand_beside_the_users_command_in_that_session(store, client):
+    study = add_study(store)
+    add_trial(store, study, BASELINE, TrialKind.BASELINE, measurement(2.0))
+    add_trial(store, study, BASELINE, TrialKind.ANCHOR, replace(measurement(1.0), session="s1"))
+    add_trial(store, study, FASTER, outcome=replace(measurement(0.8), session="s1"))
+    page = client.get("/studies/1/trials/2").text
+    assert "your command, same session" in page
+    assert "+25.0 %" in text_of(page)
+    table = text_of(client.get("/studies/1/trials").text)
+    assert "+25.0 %" in table
+    assert "+150.0 %" not in table
+    assert "yours, in session" in table
 
 
 def test_launches_can_be_compared_across_studies(store, client):
