@@ -9,7 +9,7 @@ from datetime import datetime
 from statistics import fmean, median
 
 from autotune.store.queries import Night, TrialSummary
-from autotune.values import KnobValue, Point, TrialState
+from autotune.values import KnobValue, Point, Source, TrialKind, TrialState
 from autotune.verl.knobs import asleep, catalogue
 
 PHASES = (
@@ -192,7 +192,7 @@ class Segment:
     """A stretch of a study's time."""
 
     kind: str
-    """`startup`, `settling`, `counted`, `stopping`, `whole`, `failed`, `running` or `idle`."""
+    """`startup`, `settling`, `counted`, `probes`, `stopping`, `whole`, `failed`, `running` or `idle`."""
     begin: float
     """Seconds since the study began."""
     end: float
@@ -225,11 +225,14 @@ class Timeline:
 def timeline(trials: Sequence[TrialSummary], now: datetime) -> Timeline | None:
     """The launches on a line of time; None where none has begun.
 
-    Cold launches share a lane; a session has one of its own. A launch whose steps do not fit into the time that it took (a
+    Cold launches share a lane; a session has one of its own, where what the Points did not take is the start of the session. A launch whose steps do not fit into the time that it took (a
     double of verl computes its seconds, it does not spend them) stays whole. The time before the first launch and between
     two is idle.
     """
-    begun = sorted((t for t in trials if t.started_at is not None), key=lambda t: (t.started_at, t.number))
+    begun = sorted(
+        (t for t in trials if t.started_at is not None and t.kind is not TrialKind.ANCHOR),
+        key=lambda t: (t.started_at, t.number),
+    )
     if not begun or begun[0].started_at is None:
         return None
     zero = begun[0].started_at
@@ -260,6 +263,8 @@ def _launch(trial: TrialSummary, begin: float, end: float) -> list[Segment]:
         return [Segment("running", begin, end, number)]
     if trial.state not in (TrialState.MEASURED, TrialState.INVALID):
         return [Segment("failed", begin, end, number)]
+    if trial.session is not None:
+        return _in_session(trial, begin, end)
     first = trial.startup_seconds
     if first is None or first + trial.counted_seconds > (end - begin) * 1.05 + 1.0:
         return [Segment("whole", begin, end, number)]
@@ -276,15 +281,34 @@ def _launch(trial: TrialSummary, begin: float, end: float) -> list[Segment]:
     return [piece for piece in pieces if piece.seconds > 0]
 
 
+def _in_session(trial: TrialSummary, begin: float, end: float) -> list[Segment]:
+    """A Point of a session. Its own seconds begin once the session runs; the first one has waited for that."""
+    own = trial.wall_seconds if trial.wall_seconds is not None else end - begin
+    ready = max(begin, end - own)
+    settled = ready + trial.settling_seconds
+    counted = settled + trial.counted_seconds
+    pieces = [Segment("startup", begin, ready, trial.number)]
+    if counted > end + 0.05 * own + 1.0 or trial.source == Source.COMPOSED.value:
+        pieces.append(Segment("probes", ready, end, trial.number))
+    else:
+        settled, counted = min(settled, end), min(counted, end)
+        pieces += [
+            Segment("settling", ready, settled, trial.number),
+            Segment("counted", settled, counted, trial.number),
+            Segment("probes", counted, end, trial.number),
+        ]
+    return [piece for piece in pieces if piece.seconds > 0.5]
+
+
 def order_phases(*phases: Mapping[str, float]) -> list[str]:
     """All phases that occur, in the order of a step; unknown ones at the end."""
     names = {name for mapping in phases for name in mapping}
     return [name for name in PHASES if name in names] + sorted(names - set(PHASES))
 
 
-def gain_over(throughput: float | None, baseline: float | None) -> float | None:
-    """The gain as a fraction, or None where one of them is not known."""
-    return throughput / baseline - 1 if throughput and baseline else None
+def levels_of(trials: Sequence[TrialSummary]) -> list[TrialSummary]:
+    """What the others are compared with: the user's own command, by itself and inside sessions."""
+    return [trial for trial in trials if trial.kind in (TrialKind.BASELINE, TrialKind.ANCHOR)]
 
 
 def varied_keys(points: Sequence[Point]) -> list[str]:

@@ -16,6 +16,7 @@ from starlette.exceptions import HTTPException
 from autotune.dashboard import pages, pasted, templating
 from autotune.dashboard.security import LOOPBACK, Guard
 from autotune.store import queries
+from autotune.store.records import own_command
 from autotune.store.store import Store
 
 ASSETS = frozenset(
@@ -167,7 +168,7 @@ def create_app(
     def study_events(study_id: int, since: str = "") -> Response:
         def running() -> bool:
             found = queries.study_summaries(store, [study_id])
-            return bool(found) and found[0].state == "running"
+            return bool(found) and pages.may_change(found[0].state, found[0].updated_at)
 
         return _stream(
             _changes(lambda: queries.study_token(store, study_id), since, running=running, stopping=stopping)
@@ -181,9 +182,9 @@ def _table(
 ) -> dict[str, Any]:
     text = text[:200]
     rows = pages.trial_table(store, study_id, sort=sort, descending=descending, state=state, text=text, page=page)
-    baseline = queries.trial_summary(store, study_id, 0)
+    levels = queries.levels(store, study_id)
     asked = {"sort": sort, "descending": descending, "state": state, "q": text}
-    return {"table": rows, "asked": asked, "own": baseline}
+    return {"table": rows, "asked": asked, "own": own_command(levels), "gains": pages.gains_of(rows.rows, levels)}
 
 
 def _stream(lines: AsyncIterator[str]) -> StreamingResponse:

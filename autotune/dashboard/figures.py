@@ -12,14 +12,14 @@ from autotune.dashboard.analysis import (
     PHASES,
     KnobEffects,
     TrendPoint,
-    gain_over,
+    levels_of,
     order_phases,
     sort_key,
     varied_keys,
 )
 from autotune.redaction import redact
 from autotune.store.queries import TrialSummary
-from autotune.store.records import own_command
+from autotune.store.records import gain_of, own_command
 from autotune.tuner import wording
 from autotune.values import KnobValue, Point, StepRecord, TrialState
 
@@ -109,8 +109,9 @@ def trend_figure(points: Sequence[TrendPoint]) -> Figure:
 
 def told(trials: Sequence[TrialSummary]) -> dict[int, str]:
     """What hovering over each launch shows, by its number; several pictures share it."""
-    baseline = _baseline(trials)
-    return {trial.number: _told(trial, baseline) for trial in trials}
+    baseline = own_command(trials)
+    levels = levels_of(trials)
+    return {trial.number: _told(trial, baseline, gain_of(trial, levels)) for trial in trials}
 
 
 def best_figure(
@@ -136,7 +137,7 @@ def best_figure(
             return None
         return (trial.ended_at - zero).total_seconds() / 60 * n_gpus
 
-    baseline = _baseline(trials)
+    baseline = own_command(trials)
     measured = [t for t in trials if t.state is TrialState.MEASURED and t.throughput and place(t) is not None]
     measured.sort(key=lambda t: (place(t) or 0.0, t.number))
     best: list[float] = []
@@ -172,7 +173,7 @@ def tradeoff_figure(trials: Sequence[TrialSummary], texts: Mapping[int, str]) ->
     with_memory = [t for t in measured if t.memory_gb is not None]
     by_memory = bool(with_memory)
     shown = with_memory if by_memory else measured
-    baseline = _baseline(trials)
+    baseline = own_command(trials)
     xs = [t.memory_gb if by_memory else float(t.number) for t in shown]
     data = _points(shown, xs, baseline, texts, shade=True)
     failed = [t for t in trials if t.state in _FAILED]
@@ -333,8 +334,8 @@ def parallel_figure(trials: Sequence[TrialSummary]) -> Figure:
 def steps_figure(steps: Sequence[StepRecord]) -> Figure:
     """Seconds of every step by phase; steps that are not counted are pale."""
     names = order_phases(*(s.phases for s in steps), {"rest": 0.0})
-    pale = [0.45 if s.settling else 1.0 for s in steps]
-    ticks = [f"{s.step}{' settling' if s.settling else ''}" for s in steps]
+    pale = [0.45 if s.settling or s.invalid else 1.0 for s in steps]
+    ticks = [f"{s.step}{' settling' if s.settling else ' disturbed' if s.invalid else ''}" for s in steps]
     data = [
         {
             "type": "bar",
@@ -416,11 +417,10 @@ def _failures(
     }
 
 
-def _told(trial: TrialSummary, baseline: TrialSummary | None) -> str:
+def _told(trial: TrialSummary, baseline: TrialSummary | None, over: float | None) -> str:
     """What hovering shows: what it is, its figures or its failure, and what it changed."""
     head = f"t{trial.number:03d}{' SIMULATED' if trial.simulated else ''}"
     if trial.state is TrialState.MEASURED:
-        over = gain_over(trial.throughput, baseline.throughput if baseline else None) if trial.number else None
         figures = [f"{wording.number(trial.throughput)} tokens/s/GPU"]
         figures += [wording.gain(over)] if over is not None else []
         figures += [f"MFU {trial.mfu:.1%}"] if trial.mfu is not None else []
@@ -438,10 +438,6 @@ def _told(trial: TrialSummary, baseline: TrialSummary | None) -> str:
 def _why(trial: TrialSummary) -> str:
     failure = trial.failure or {}
     return f"{trial.state.value}: {failure.get('class', 'no reason stored')} in {failure.get('phase', 'unknown')}"
-
-
-def _baseline(trials: Sequence[TrialSummary]) -> TrialSummary | None:
-    return own_command(trials)
 
 
 def _link(trial: TrialSummary) -> str:

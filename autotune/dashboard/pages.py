@@ -13,8 +13,8 @@ from autotune.dashboard.analysis import (
     KnobEffects,
     Timeline,
     TrendPoint,
-    gain_over,
     knob_effects,
+    levels_of,
     order_phases,
     timeline,
     trend,
@@ -24,13 +24,15 @@ from autotune.dashboard.figures import Figure
 from autotune.dashboard.files import LogView, Script, best_script, log_view, secrets_of
 from autotune.store import queries
 from autotune.store.queries import Night, Page, StudySummary, TrialSummary, WorkloadSummary
-from autotune.store.records import StudyRecord, TrialRecord, own_command
+from autotune.store.records import Compared, StudyRecord, TrialRecord, gain_of, own_command
 from autotune.store.store import Store
-from autotune.values import KnobValue, Point, StepRecord, TrialState
+from autotune.tuner.lease import interrupted
+from autotune.values import KnobValue, Point, StepRecord, TrialKind, TrialState
 from autotune.verl import keys
 from autotune.verl.knobs import Knob, catalogue
 
-CHARTED = 500
+SETTLES_SECONDS = 30.0
+CHARTED = 300
 """Launches of one study that the pictures show."""
 
 
@@ -49,13 +51,14 @@ class Running:
     step: StepRecord | None
     """Its last step."""
     baseline: float | None
-    best: float | None
+    best: TrialSummary | None
+    """The fastest measured trial, by its gain."""
+    gain: float | None
+    """Of that one over the user's command, measured in the same way."""
     heard: datetime
     """When the store last heard of it."""
-
-    @property
-    def gain(self) -> float | None:
-        return gain_over(self.best, self.baseline)
+    interrupted: bool
+    """Whether its tuner is gone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,17 +105,41 @@ def _running(store: Store, study: StudySummary) -> Running:
     settings = record.settings if record is not None else {}
     trial = queries.newest_trial(store, study.id)
     steps = queries.steps_of(store, study.id, trial.number, most=1) if trial is not None else []
-    own, best = queries.best_so_far(store, study.id)
+    trials = queries.trial_summaries(store, study.id, most=CHARTED)
+    own, (best, gain) = own_command(trials), fastest(trials)
     moments = [study.updated_at, trial.started_at if trial else None, trial.ended_at if trial else None]
     return Running(
         study=study,
         planned=_planned(settings),
         trial=trial,
         step=steps[-1] if steps else None,
-        baseline=own,
+        baseline=own.throughput if own is not None else None,
         best=best,
+        gain=gain,
+        interrupted=record is not None and interrupted(record),
         heard=max(moment for moment in moments if moment is not None),
     )
+
+
+def fastest(trials: Sequence[TrialSummary]) -> tuple[TrialSummary | None, float | None]:
+    """The trial with the highest gain over the user's own command, and that gain; nothing where none was faster."""
+    levels = levels_of(trials)
+    best: tuple[TrialSummary | None, float | None] = (None, None)
+    for trial in trials:
+        gain = gain_of(trial, levels) if trial.state is TrialState.MEASURED else None
+        if gain is not None and gain > (best[1] or 0.0):
+            best = (trial, gain)
+    return best
+
+
+def gains_of(rows: Sequence[TrialSummary], levels: Sequence[Compared]) -> dict[int, float | None]:
+    """The gain of each trial by its number."""
+    return {row.number: gain_of(row, levels) for row in rows}
+
+
+def may_change(state: str, updated: datetime) -> bool:
+    """Whether a study is still written to: its script is stored a moment after it has ended."""
+    return state == "running" or (datetime.now(timezone.utc) - updated).total_seconds() < SETTLES_SECONDS
 
 
 def _planned(settings: Mapping[str, Any]) -> int | None:
@@ -182,10 +209,22 @@ class StudyPage:
     token: str
     planned: int | None
     unit: str
+    gains: Mapping[int, float | None]
+    """Gain over the user's own command, measured in the same way, by number."""
 
     @property
     def running(self) -> bool:
         return self.study.state == "running"
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether the study says that it runs, but its tuner is gone."""
+        return interrupted(self.study)
+
+    @property
+    def live(self) -> bool:
+        """Whether the page may still change."""
+        return may_change(self.study.state, self.study.updated_at)
 
     @property
     def last(self) -> TrialSummary | None:
@@ -197,10 +236,8 @@ class StudyPage:
 
     @property
     def gain(self) -> float | None:
-        """Of the fastest launch so far over the first one; no verdict."""
-        return gain_over(
-            self.best.throughput if self.best else None, self.baseline.throughput if self.baseline else None
-        )
+        """Of the fastest launch so far over the user's command; no verdict."""
+        return self.gains.get(self.best.number) if self.best else None
 
     @property
     def machine(self) -> str:
@@ -231,13 +268,8 @@ def study(store: Store, study_id: int, *, with_script: bool = True) -> StudyPage
     baseline = own_command(trials)
     number = verdict.get("best_number")
     chosen = queries.trial_summary(store, study_id, number) if isinstance(number, int) else None
-    fastest = max(
-        (t for t in trials if t.state is TrialState.MEASURED and t.throughput),
-        key=lambda t: t.throughput or 0.0,
-        default=None,
-    )
-    best = chosen or (fastest if not verdict else None)
-    best = None if best == baseline else best
+    best = chosen or (fastest(trials)[0] if not verdict else None)
+    best = None if best is not None and baseline is not None and best.number == baseline.number else best
     effects = knob_effects(trials, str(record.environment.get("verl", "")))
     unit = "rank-minutes" if str(record.config.get("trainer.device")) == "cpu" else "GPU-minutes"
     return StudyPage(
@@ -255,6 +287,7 @@ def study(store: Store, study_id: int, *, with_script: bool = True) -> StudyPage
         token=token,
         planned=_planned(record.settings),
         unit=unit,
+        gains=gains_of(trials, levels_of(trials)),
     )
 
 
@@ -345,6 +378,10 @@ class TrialPage:
     study: StudySummary
     trial: TrialRecord
     baseline: TrialRecord | None
+    """The user's own command: of the same session, measured in the same way, where there is one."""
+    is_own: bool
+    """Whether it is that command itself."""
+    gain: float | None
     settings: tuple[Setting, ...]
     steps: tuple[StepRecord, ...]
     phases: tuple[str, ...]
@@ -352,11 +389,6 @@ class TrialPage:
     log: LogView | None
     newest: int
     token: str
-
-    @property
-    def gain(self) -> float | None:
-        own = self.baseline.throughput if self.baseline else None
-        return gain_over(self.trial.throughput, own) if self.trial.number else None
 
     @property
     def running(self) -> bool:
@@ -374,7 +406,9 @@ def trial(store: Store, study_id: int, number: int) -> TrialPage | None:
     record = queries.trial(store, study_id, number) if found else None
     if record is None:
         return None
-    baseline = record if number == 0 else queries.trial(store, study_id, 0)
+    levels = queries.levels(store, study_id)
+    reference = _reference(record, levels)
+    baseline = queries.trial(store, study_id, reference.number) if reference is not None else None
     own = baseline.point if baseline is not None else Point(())
     steps = queries.steps_of(store, study_id, number)
     newest = queries.newest_trial(store, study_id)
@@ -385,6 +419,8 @@ def trial(store: Store, study_id: int, number: int) -> TrialPage | None:
         study=found[0],
         trial=record,
         baseline=baseline,
+        is_own=record.kind in (TrialKind.BASELINE, TrialKind.ANCHOR),
+        gain=gain_of(record, levels),
         settings=tuple(_settings(record, own)),
         steps=tuple(steps),
         phases=tuple(order_phases(record.phases, baseline.phases if baseline else {})),
@@ -393,6 +429,14 @@ def trial(store: Store, study_id: int, number: int) -> TrialPage | None:
         newest=newest.number if newest is not None else number,
         token=digest(queries.study_token(store, study_id)),
     )
+
+
+def _reference(record: TrialRecord, levels: Sequence[TrialSummary]) -> TrialSummary | None:
+    """The trial of the user's own command that stands beside this one."""
+    same = [
+        t for t in levels if t.kind is TrialKind.ANCHOR and (t.session, t.source) == (record.session, record.source)
+    ]
+    return same[-1] if record.session is not None and same else own_command(levels)
 
 
 def _settings(record: TrialRecord, own: Point) -> list[Setting]:
@@ -455,10 +499,14 @@ def _of_study(store: Store, study_id: int) -> list[Column]:
     record = queries.study_by_id(store, study_id)
     if not found or record is None:
         return []
-    best = (record.verdict or {}).get("best_number") or 0
-    shown = [queries.trial_summary(store, study_id, number) for number in sorted({0, best})]
+    own = own_command(queries.levels(store, study_id))
+    number = (record.verdict or {}).get("best_number")
+    best = queries.trial_summary(store, study_id, number) if isinstance(number, int) else None
+    best = None if best is not None and own is not None and best.number == own.number else best
     return [
-        Column(found[0], t, "best" if t.number else "your command", _versions(record)) for t in shown if t is not None
+        Column(found[0], t, role, _versions(record))
+        for t, role in ((own, "your command"), (best, "best"))
+        if t is not None
     ]
 
 
@@ -468,7 +516,14 @@ def _picked(store: Store, study_id: int, number: int) -> list[Column]:
     picked = queries.trial_summary(store, study_id, number)
     if not found or record is None or picked is None:
         return []
-    return [Column(found[0], picked, "your command" if number == 0 else "", _versions(record))]
+    return [
+        Column(
+            found[0],
+            picked,
+            "your command" if picked.kind in (TrialKind.BASELINE, TrialKind.ANCHOR) else "",
+            _versions(record),
+        )
+    ]
 
 
 def _versions(record: StudyRecord) -> dict[str, str]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any, Generic, TypeVar
 
-from sqlalchemy import ColumnElement, Select, Text, case, cast, func, or_, select
+from sqlalchemy import ColumnElement, Select, Text, and_, case, cast, func, or_, select
 
 from autotune.store.records import StudyRecord, TrialRecord
 from autotune.store.store import Store, _study_record, _utc
@@ -92,6 +92,8 @@ class TrialSummary:
     failure: Mapping[str, Any] | None
     settling_steps: int
     counted_steps: int
+    invalid_steps: int
+    """Steps that were disturbed and therefore not counted."""
     settling_seconds: float
     counted_seconds: float
 
@@ -305,13 +307,26 @@ def steps_of(store: Store, study_id: int, number: int, *, most: int = 500) -> li
                 StepRow.mfu,
                 StepRow.memory_gb,
                 StepRow.settling,
+                StepRow.invalid,
             )
             .join(TrialRow, TrialRow.id == StepRow.trial_id)
             .where(TrialRow.study_id == study_id, TrialRow.number == number)
             .order_by(StepRow.step.desc())
             .limit(most)
         )
-        return [StepRecord(*row) for row in reversed(session.execute(query).all())]
+        return [
+            StepRecord(
+                step=row.step,
+                seconds=row.seconds,
+                tokens=row.tokens,
+                phases=row.phases,
+                mfu=row.mfu,
+                memory_gb=row.memory_gb,
+                settling=row.settling,
+                invalid=row.invalid,
+            )
+            for row in reversed(session.execute(query).all())
+        ]
 
 
 def newest_trial(store: Store, study_id: int) -> TrialSummary | None:
@@ -322,12 +337,12 @@ def newest_trial(store: Store, study_id: int) -> TrialSummary | None:
         return found[0] if found else None
 
 
-def best_so_far(store: Store, study_id: int) -> tuple[float | None, float | None]:
-    """Throughput of the user's own command and of the fastest measured trial."""
-    measured = (TrialRow.study_id == study_id, TrialRow.state == TrialState.MEASURED.value)
+def levels(store: Store, study_id: int) -> list[TrialSummary]:
+    """What the trials of a study are compared with: the user's own command, by itself and inside sessions."""
+    kinds = (TrialKind.BASELINE.value, TrialKind.ANCHOR.value)
     with store.reading() as session:
-        own = session.scalar(select(TrialRow.throughput).where(*measured, TrialRow.kind == TrialKind.BASELINE.value))
-        return own, session.scalar(select(func.max(TrialRow.throughput)).where(*measured))
+        query = select(*_TRIAL).where(TrialRow.study_id == study_id, TrialRow.kind.in_(kinds)).order_by(TrialRow.number)
+        return _trials(session, query)
 
 
 def workloads_page(store: Store, *, page: int = 1, size: int = 12) -> Page[WorkloadSummary]:
@@ -438,14 +453,16 @@ def _trials(session: Any, query: Select[Any]) -> list[TrialSummary]:
     sums: dict[int, Any] = {}
     ids = [row.id for row in rows]
     for at in range(0, len(ids), 500):
-        settled = case((StepRow.settling, StepRow.seconds), else_=0.0)
+        disturbed = and_(StepRow.invalid.is_not(None), StepRow.settling.is_(False))
+        counted = and_(StepRow.invalid.is_(None), StepRow.settling.is_(False))
         found = session.execute(
             select(
                 StepRow.trial_id,
                 func.sum(case((StepRow.settling, 1), else_=0)),
-                func.count(),
-                func.sum(settled),
-                func.sum(StepRow.seconds),
+                func.sum(case((disturbed, 1), else_=0)),
+                func.sum(case((counted, 1), else_=0)),
+                func.sum(case((StepRow.settling, StepRow.seconds), else_=0.0)),
+                func.sum(case((counted, StepRow.seconds), else_=0.0)),
             )
             .where(StepRow.trial_id.in_(ids[at : at + 500]))
             .group_by(StepRow.trial_id)
@@ -455,7 +472,7 @@ def _trials(session: Any, query: Select[Any]) -> list[TrialSummary]:
 
 
 def _trial(row: Any, sums: Any) -> TrialSummary:
-    _, settling, steps, settling_seconds, seconds = sums or (0, 0, 0, 0.0, 0.0)
+    _, settling, disturbed, counted, settling_seconds, counted_seconds = sums or (0, 0, 0, 0, 0.0, 0.0)
     return TrialSummary(
         id=row.id,
         study_id=row.study_id,
@@ -480,9 +497,10 @@ def _trial(row: Any, sums: Any) -> TrialSummary:
         phases=row.phases,
         failure=row.failure,
         settling_steps=int(settling),
-        counted_steps=int(steps) - int(settling),
+        counted_steps=int(counted),
+        invalid_steps=int(disturbed),
         settling_seconds=settling_seconds,
-        counted_seconds=seconds - settling_seconds,
+        counted_seconds=counted_seconds,
     )
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from autotune.dashboard.analysis import explained, knob_effects, timeline, trend
 from autotune.dashboard.figures import best_figure, figure_json, parallel_figure, strips_figure, told, tradeoff_figure
+from autotune.dashboard.pages import fastest, gains_of
 from autotune.store.queries import Night, TrialSummary
 from autotune.values import Point, TrialKind, TrialState
 from autotune.verl import keys
@@ -32,7 +33,7 @@ def trial(number: int, begin: float = 0.0, end: float | None = 100.0, **changes:
         "session": None, "simulated": True, "started_at": ZERO + timedelta(seconds=begin),
         "ended_at": None if end is None else ZERO + timedelta(seconds=end), "startup_seconds": 60.0, "wall_seconds": 100.0,
         "throughput": 100.0, "mfu": None, "step_seconds": 10.0, "memory_gb": None, "phases": {"gen": 6.0, "update_actor": 4.0},
-        "failure": None, "settling_steps": 1, "counted_steps": 2, "settling_seconds": 20.0, "counted_seconds": 30.0,
+        "failure": None, "settling_steps": 1, "counted_steps": 2, "invalid_steps": 0, "settling_seconds": 20.0, "counted_seconds": 30.0,
     }  # fmt: skip
     return TrialSummary(**{**values, **changes})
 
@@ -159,6 +160,44 @@ def test_every_session_has_a_lane_of_its_own():
     line = timeline([trial(0, session="a"), trial(1, 100, 200, session="b"), trial(2, 200, 300, session="a")], ZERO)
     assert line is not None
     assert [lane.name for lane in line.lanes] == ["a", "b"]
+
+
+def test_the_first_point_of_a_session_has_waited_for_its_start():
+    first = trial(0, 0, 300, session="a", startup_seconds=None, wall_seconds=60.0)
+    second = trial(1, 300, 340, session="a", startup_seconds=None, wall_seconds=40.0, source="composed")
+    line = timeline([first, second], ZERO)
+    assert line is not None
+    assert [(s.kind, s.begin, s.end) for s in line.lanes[0].segments] == [
+        ("startup", 0.0, 240.0),
+        ("settling", 240.0, 260.0),
+        ("counted", 260.0, 290.0),
+        ("probes", 290.0, 300.0),
+        ("probes", 300.0, 340.0),
+    ]
+
+
+def test_what_a_session_measured_of_the_users_command_takes_no_time_of_its_own():
+    line = timeline([trial(0), trial(1, 100, 100, kind=TrialKind.ANCHOR, session="a")], ZERO)
+    assert line is not None
+    assert {s.number for lane in line.lanes for s in lane.segments} == {0}
+
+
+def test_the_fastest_is_compared_with_the_users_command_in_the_same_session():
+    trials = [
+        trial(0, kind=TrialKind.BASELINE, throughput=100.0),
+        trial(1, kind=TrialKind.ANCHOR, session="a", throughput=200.0),
+        trial(2, session="a", throughput=210.0),
+        trial(3, throughput=120.0),
+        trial(4, throughput=900.0, state=TrialState.INVALID),
+    ]
+    best, gain = fastest(trials)
+    assert best is not None
+    assert best.number == 3
+    assert gain == pytest.approx(0.2)
+    assert gains_of(trials, trials) == {
+        0: None, 1: None, 2: pytest.approx(0.05), 3: pytest.approx(0.2), 4: pytest.approx(8.0),
+    }  # fmt: skip
+    assert fastest(trials[:2]) == (None, None)
 
 
 def test_nothing_launched_is_no_timeline():

@@ -132,15 +132,17 @@ def test_a_walk_from_home_to_the_script_while_a_study_runs(browser, base, folder
         page.get_by_role("heading", name="t000").wait_for()
         page.locator(".plot .main-svg").first.wait_for()
         page.get_by_role("link", name="second").click()
+        page.get_by_role("heading", name="second").wait_for()
+        page.evaluate("window.notReloaded = true")
 
         # Its end is seen, too.
         page.locator(".verdict .lead", has_text="interval").wait_for(timeout=120_000)
-        assert study.wait(timeout=60) == 0
-        page.reload()
         page.get_by_role("button", name="Copy script").click()
         page.get_by_role("button", name="Copied").wait_for()
         copied = page.evaluate("navigator.clipboard.readText()")
         assert copied == (folder / "autotune-out/second/best.sh").read_text()
+        assert page.evaluate("window.notReloaded") is True
+        assert study.wait(timeout=60) == 0
 
         page.locator("#pick-0").check()
         page.locator("#pick-3").check()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import datetime, timedelta, timezone
 
 import pytest
 
@@ -14,6 +15,12 @@ from tests.studies import BASELINE, add_study, add_trial, finished_study, measur
 
 def events(text: str) -> list[str]:
     return [line.removeprefix("event: ") for line in text.splitlines() if line.startswith("event: ")]
+
+
+@pytest.fixture(autouse=True)
+def settled(monkeypatch):
+    """Studies count as ended as soon as they are."""
+    monkeypatch.setattr(app.pages, "SETTLES_SECONDS", 0.0)
 
 
 def test_a_study_that_has_ended_says_so_and_the_stream_ends(store, client):
@@ -69,3 +76,9 @@ def test_a_token_changes_with_every_trial_and_step_and_stays_otherwise(store, to
     store.set_study_state(study, "finished")
     assert moved()
     assert not moved()
+
+
+def test_a_study_is_listened_to_a_little_longer_than_it_runs():
+    now = datetime.now(timezone.utc)
+    assert app.pages.may_change("running", now - timedelta(days=3))
+    assert not app.pages.may_change("finished", now - timedelta(seconds=1))

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 
+from autotune.dashboard import pages
 from autotune.store.store import Store
 from autotune.values import Failure, FailureClass, GpuUsage, Measurement, Phase, Point, TrialKind, TrialState
 from autotune.verl import keys
@@ -167,11 +169,11 @@ def test_credentials_are_masked_everywhere(store, client, tmp_path):
     bad = failure(f"torch.OutOfMemoryError: CUDA out of memory api_key={secret}")
     store.finish_trial(study, number, TrialState.INFEASIBLE, measurement=None, failure=bad)
     store.set_verdict(study, verdict(best_number=0))
-    pages = {path: client.get(path).text for path in ("/", "/studies/1", "/studies/1/trials/1", "/studies/1/figures")}
-    assert [path for path, page in pages.items() if secret in page] == []
-    assert "WANDB_API_KEY=***" in pages["/studies/1"]
-    assert "does not run as it stands" in pages["/studies/1"]
-    assert "logged in with ***" in pages["/studies/1/trials/1"]
+    shown = {path: client.get(path).text for path in ("/", "/studies/1", "/studies/1/trials/1", "/studies/1/figures")}
+    assert [path for path, page in shown.items() if secret in page] == []
+    assert "WANDB_API_KEY=***" in shown["/studies/1"]
+    assert "does not run as it stands" in shown["/studies/1"]
+    assert "logged in with ***" in shown["/studies/1/trials/1"]
 
 
 def test_the_script_can_be_copied_as_it_runs(store, client, tmp_path):
@@ -252,6 +254,20 @@ def test_the_trial_table_sorts_filters_and_pages(store, client):
     assert len(numbers("sort=nonsense&page=999")) == 21
 
 
+def test_points_of_a_session_stand_beside_the_users_command_in_that_session(store, client):
+    study = add_study(store)
+    add_trial(store, study, BASELINE, TrialKind.BASELINE, measurement(2.0))
+    add_trial(store, study, BASELINE, TrialKind.ANCHOR, replace(measurement(1.0), session="s1"))
+    add_trial(store, study, FASTER, outcome=replace(measurement(0.8), session="s1"))
+    page = client.get("/studies/1/trials/2").text
+    assert "your command, same session" in page
+    assert "+25.0 %" in text_of(page)
+    table = text_of(client.get("/studies/1/trials").text)
+    assert "+25.0 %" in table
+    assert "+150.0 %" not in table
+    assert "yours, in session" in table
+
+
 def test_launches_can_be_compared_across_studies(store, client):
     finished_study(store, "first")
     finished_study(store, "second", environment={"verl": "0.9.2"})
@@ -300,11 +316,13 @@ def test_a_regression_is_marked_on_the_home_page(store, client):
     assert "verl 0.9.1 → 0.9.2" in page
 
 
-def test_live_pages_connect_to_their_events_and_ended_ones_do_not(store, client):
+def test_live_pages_connect_to_their_events_and_ended_ones_do_not(store, client, monkeypatch):
     finished_study(store, "done")
     running = add_study(store, "running")
     add_trial(store, running, BASELINE, TrialKind.BASELINE)
     assert f'sse-connect="/studies/{running}/events' in client.get(f"/studies/{running}").text
+    assert "sse-connect" in client.get("/studies/1").text, "its script is stored a moment after its end"
+    monkeypatch.setattr(pages, "SETTLES_SECONDS", 0.0)
     assert "sse-connect" not in client.get("/studies/1").text
 
 

@@ -11,7 +11,7 @@ import pytest
 from autotune.dashboard.report import report_html, write_report
 from autotune.values import BadInput
 from tests.dashboard.test_pages import HOSTILE, Parsed
-from tests.studies import finished_study
+from tests.studies import add_study, finished_study
 
 
 def test_the_report_is_one_file_that_loads_nothing(store, tmp_path):
@@ -44,9 +44,10 @@ def test_hostile_names_stay_text_in_it(store):
 
 
 def test_a_study_without_a_verdict_has_a_report_too(store):
-    from tests.studies import add_study
-
-    assert "No verdict" in report_html(store, add_study(store)) or "Measuring" in report_html(store, 1)
+    study = add_study(store)
+    assert "Interrupted: the tuner of this study is gone." in report_html(store, study)
+    store.set_study_state(study, "stopped")
+    assert "No verdict." in report_html(store, study)
 
 
 def test_a_report_of_nothing_is_refused(store, tmp_path):

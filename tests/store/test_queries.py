@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from sqlalchemy import func, select
 
 from autotune.store import queries
 from autotune.store.tables import TrialRow
-from autotune.values import Point, TrialKind, TrialState
+from autotune.values import Measurement, Point, TrialKind, TrialState
 from autotune.verl import keys
-from tests.studies import BASELINE, add_study, add_trial, failure, finished_study, measurement
+from tests.studies import BASELINE, add_study, add_trial, failure, finished_study, measurement, step
 
 
 def test_studies_come_newest_first_in_pages(store):
@@ -98,12 +100,27 @@ def test_a_nights_baseline_is_that_of_all_its_launches(store):
     assert (running.baseline, running.best) == (250.0, None)
 
 
-def test_the_best_so_far_is_measured_never_invalid(store):
+def test_what_trials_are_compared_with_is_the_users_command_alone(store):
     study = add_study(store)
     add_trial(store, study, BASELINE, TrialKind.BASELINE, measurement(2.0))
-    add_trial(store, study, Point.of({keys.MAX_NUM_SEQS: 1}), outcome=measurement(0.1), state=TrialState.INVALID)
     add_trial(store, study, Point.of({keys.MAX_NUM_SEQS: 2}), outcome=failure())
-    assert queries.best_so_far(store, study) == (250.0, 250.0)
+    add_trial(store, study, BASELINE, TrialKind.ANCHOR, measurement(1.0))
+    assert [(t.number, t.throughput) for t in queries.levels(store, study)] == [(0, 250.0), (2, 500.0)]
+
+
+def test_disturbed_steps_are_counted_apart(store):
+    study = add_study(store)
+    steps = (
+        step(1, 4.0, settling=True),
+        step(2, 2.0),
+        replace(step(3, 9.0), invalid="another process used the GPU"),
+        step(4, 2.0),
+    )
+    add_trial(store, study, BASELINE, TrialKind.BASELINE, Measurement(steps, world_size=2, simulated=True))
+    (trial,) = queries.trial_summaries(store, study)
+    assert (trial.settling_steps, trial.counted_steps, trial.invalid_steps) == (1, 2, 1)
+    assert (trial.settling_seconds, trial.counted_seconds) == (4.0, 4.0)
+    assert [s.invalid for s in queries.steps_of(store, study, 0)][2] == "another process used the GPU"
 
 
 def test_a_reader_does_not_hold_up_the_writer(store):
