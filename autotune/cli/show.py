@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from typing import Annotated
 
@@ -15,6 +16,7 @@ from autotune.cli.storage import DEFAULT_STORAGE, chosen_study, open_existing
 from autotune.store.json_shapes import show_json
 from autotune.store.records import StudyRecord, TrialRecord, gain_of, own_command
 from autotune.tuner import wording
+from autotune.tuner.lease import interrupted
 from autotune.values import BadInput, TrialKind, TrialState
 
 
@@ -31,7 +33,7 @@ def show(
         terminal.refuse(str(error), as_json=as_json)
     trials = store.trials(record.id)
     if as_json:
-        terminal.print_json(show_json(record, trials))
+        terminal.print_json(show_json(record, trials, interrupted=interrupted(record)))
         return
     print_study(record, trials)
 
@@ -40,8 +42,11 @@ def print_study(study: StudyRecord, trials: Sequence[TrialRecord]) -> None:
     """The study on the terminal."""
     console = terminal.out
     verdict = study.verdict or {}
+    gone = interrupted(study)
     badge = " [bold yellow]SIMULATED[/]" if study.simulated else ""
-    console.print(f"[bold]{escape(study.name)}[/]{badge} · {study.state} · {escape(study.workload)}")
+    console.print(f"[bold]{escape(study.name)}[/]{badge} · {'interrupted' if gone else study.state} · {escape(study.workload)}")
+    if gone:
+        console.print(f"Its tuner is gone; go on with: autotune resume {escape(shlex.quote(study.name))}", style="dim")
     console.print(f"[bold]{escape(wording.verdict(verdict))}[/]" if verdict else "no verdict yet")
     if verdict.get("hook_gain") is not None:
         console.print(f"Of that, the fast generation poll alone: {wording.gain(verdict['hook_gain'])} (one launch).")
@@ -68,6 +73,7 @@ def print_study(study: StudyRecord, trials: Sequence[TrialRecord]) -> None:
 def trials_table(trials: Sequence[TrialRecord]) -> Table:
     """Every launch, one per row."""
     table = Table("trial", "state", "tokens/s/GPU", "gain", "s/step", "MFU", "steps", "changed from your command")
+    own = own_command(trials)
     for trial in trials:
         state = trial.state.value + {TrialKind.CONFIRM: " again", TrialKind.ANCHOR: " in session"}.get(trial.kind, "")
         colour = (
@@ -86,6 +92,6 @@ def trials_table(trials: Sequence[TrialRecord]) -> Table:
             wording.number(trial.step_seconds, 2),
             "–" if trial.mfu is None else f"{trial.mfu:.1%}",
             f"{trial.counted_steps}+{trial.settling_steps}",
-            escape(wording.changes(trial.point.changes_from(trials[0].point))),
+            escape(wording.changes(trial.point.changes_from(own.point if own else trials[0].point))),
         )
     return table

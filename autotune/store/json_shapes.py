@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Container, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from autotune.store.records import StudyRecord, TrialRecord, own_command
+from autotune.store.sessions import sessions_of
 
 
 def studies_json(studies: Sequence[StudyRecord], interrupted: Container[str] = ()) -> dict[str, Any]:
@@ -31,8 +33,12 @@ def studies_json(studies: Sequence[StudyRecord], interrupted: Container[str] = (
     }
 
 
-def show_json(study: StudyRecord, trials: Sequence[TrialRecord]) -> dict[str, Any]:
-    """One study with everything that was measured."""
+def show_json(study: StudyRecord, trials: Sequence[TrialRecord], *, interrupted: bool = False) -> dict[str, Any]:
+    """One study with everything that was measured.
+
+    Args:
+        interrupted: whether it says that it runs, but its tuner is gone.
+    """
     verdict = dict(study.verdict) if study.verdict else None
     best = verdict.get("best_number") if verdict else None
     shown = [trial_json(trial) for trial in trials]
@@ -40,13 +46,13 @@ def show_json(study: StudyRecord, trials: Sequence[TrialRecord]) -> dict[str, An
     return {
         "study": study.name,
         "workload": study.workload,
-        "state": study.state,
+        "state": "interrupted" if interrupted else study.state,
         "simulated": study.simulated,
         "baseline": None if own is None else trial_json(own),
         "best": next((trial for trial in shown if trial["number"] == best), None),
         "verdict": verdict,
         "trials": shown,
-        "sessions": [],
+        "sessions": [asdict(session) for session in sessions_of(trials)],
         "environment": dict(study.environment),
     }
 

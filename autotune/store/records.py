@@ -143,13 +143,17 @@ def gain_of(trial: Compared, trials: Sequence[Compared]) -> float | None:
     own = own_command(trials)
     if own is None or trial.number == own.number or not trial.throughput or trial.kind is TrialKind.ANCHOR:
         return None
-    levels = [own.throughput] if trial.session is None else []
-    levels += [
-        other.throughput
-        for other in trials
-        if other.kind is TrialKind.ANCHOR
-        and (other.session, other.source) == (trial.session, trial.source)
-        and trial.session is not None
-    ]
+    levels = [own.throughput] if trial.session is None else [other.throughput for other in anchors_of(trial, trials)]
     known = [level for level in levels if level]
     return trial.throughput / (sum(known) / len(known)) - 1 if known else None
+
+
+def anchors_of(trial: Compared, trials: Sequence[_Trial]) -> list[_Trial]:
+    """The user's own command in the session of a trial, measured in the same way; none for a launch of its own."""
+    return [
+        other
+        for other in trials
+        if trial.session is not None
+        and other.kind is TrialKind.ANCHOR
+        and (other.session, other.source) == (trial.session, trial.source)
+    ]
