@@ -336,11 +336,13 @@ class SessionTrainer(PPOTrainerSync):  # type: ignore[misc]  # verl is not there
 
     # -- phases ----------------------------------------------------------------------------------------------------------
 
-    def _in_phase(self, phase: str, batch: Any, run: Callable[..., Any], metrics: dict[str, Any]) -> Any:
+    def _in_phase(
+        self, phase: str, batch: Any, run: Callable[..., Any], metrics: dict[str, Any], sizes_of: str | None = None
+    ) -> Any:
         """Runs a phase with its own batching. It is taken out again afterwards: some phases hand on the same meta
         (trainer_base.py:1719, 1741), and a later phase must not get what was meant for an earlier one."""
         self._phase = phase
-        batching = (self._order["settings"].get("phases") or {}).get(phase, {})
+        batching = (self._order["settings"].get("phases") or {}).get(sizes_of or phase, {})
         batch.extra_info.update({name: batching[name] for name in BATCHING if name in batching})
         result = run(batch, metrics)
         for meta in (batch, result):
@@ -353,7 +355,9 @@ class SessionTrainer(PPOTrainerSync):  # type: ignore[misc]  # verl is not there
         return self._in_phase("old_log_prob", batch, super()._compute_old_log_prob, metrics)
 
     def _compute_ref_log_prob(self, batch: Any, metrics: dict[str, Any]) -> Any:
-        return self._in_phase("ref", batch, super()._compute_ref_log_prob, metrics)
+        # A reference that is the actor without its adapter runs on the actor's engine, with its sizes (engine_workers.py:407).
+        sizes_of = "old_log_prob" if self.ref_in_actor else None
+        return self._in_phase("ref", batch, super()._compute_ref_log_prob, metrics, sizes_of)
 
     def _compute_values(self, batch: Any, metrics: dict[str, Any]) -> Any:
         return self._in_phase("values", batch, super()._compute_values, metrics)
