@@ -44,7 +44,9 @@ def print_study(study: StudyRecord, trials: Sequence[TrialRecord]) -> None:
     verdict = study.verdict or {}
     gone = interrupted(study)
     badge = " [bold yellow]SIMULATED[/]" if study.simulated else ""
-    console.print(f"[bold]{escape(study.name)}[/]{badge} · {'interrupted' if gone else study.state} · {escape(study.workload)}")
+    console.print(
+        f"[bold]{escape(study.name)}[/]{badge} · {'interrupted' if gone else study.state} · {escape(study.workload)}"
+    )
     if gone:
         console.print(f"Its tuner is gone; go on with: autotune resume {escape(shlex.quote(study.name))}", style="dim")
     console.print(f"[bold]{escape(wording.verdict(verdict))}[/]" if verdict else "no verdict yet")

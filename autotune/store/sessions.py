@@ -132,6 +132,8 @@ def _startup(session: str, trials: Sequence[Timed]) -> float | None:
 
 def _level(trials: Sequence[Timed], source: Source) -> float | None:
     known = [
-        t.throughput for t in trials if t.kind is TrialKind.ANCHOR and t.source == source.value and t.throughput is not None
+        t.throughput
+        for t in trials
+        if t.kind is TrialKind.ANCHOR and t.source == source.value and t.throughput is not None
     ]
     return fmean(known) if known else None
