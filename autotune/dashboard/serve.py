@@ -78,7 +78,7 @@ def serve(store: Store, address: Address, ready: Callable[[str], None]) -> None:
         app = create_app(store, hosts=address.names, stopping=lambda: server.should_exit)
         config = uvicorn.Config(
             app,
-            log_level="critical",
+            log_level="error",
             access_log=False,
             server_header=False,
             timeout_graceful_shutdown=_GRACE_SECONDS,
