@@ -117,7 +117,13 @@ def write_demo(folder: Path, python: str, *, environment: Mapping[str, str]) -> 
         raise BadInput(
             f"{python} cannot make the demo's model ({last[0]}); the demo needs verl with torch and transformers there"
         )
-    variables = {**environment, **_OFFLINE, "OMP_NUM_THREADS": str(min(4, os.cpu_count() or 1))}
+    # Ray gives its workers nice 15: beside any other program on the same cores the demo would crawl.
+    variables = {
+        **environment,
+        **_OFFLINE,
+        "RAY_worker_niceness": "0",
+        "OMP_NUM_THREADS": str(min(4, os.cpu_count() or 1)),
+    }
     exports = "\n".join(f"export {name}={shlex.quote(value)}" for name, value in sorted(variables.items()))
     script = folder / "demo.sh"
     script.write_text(

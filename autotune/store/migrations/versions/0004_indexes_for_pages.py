@@ -2,7 +2,7 @@
 
 from alembic import op
 
-revision = "0002_indexes_for_pages"
+revision = "0004"
 down_revision = "0003"
 
 _INDEXES = (
