@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.verl, pytest.mark.timeout(1500)]
 
 SPACE = f"""\
 name: short
-about: three launches that tell; one of them cannot start
+about: Points that tell; one of them cannot start
 knobs:
   {keys.ACTOR_MICRO_BATCH}: [1, 16]
   {keys.LOG_PROB_MICRO_BATCH}: [1, 32]
@@ -79,11 +79,24 @@ def study(tmp_path_factory):
 
 def test_the_baseline_is_measured_and_a_point_that_verl_rejects_is_survived(study):
     _, shown, _ = study
-    states = [trial["state"] for trial in shown["trials"]]
-    assert states == ["measured", "infeasible", "measured", "measured", "measured"]
-    assert shown["trials"][1]["failure"]["class"] == "vllm_kv_cache"
-    assert shown["trials"][1]["failure"]["phase"] == "init_rollout"
+    states = {
+        kind: [t["state"] for t in shown["trials"] if t["kind"] == kind] for kind in ("baseline", "search", "confirm")
+    }
+    assert states == {"baseline": ["measured"], "search": ["infeasible", "measured"], "confirm": ["measured"] * 2}
+    rejected = next(t for t in shown["trials"] if t["state"] == "infeasible")
+    assert rejected["failure"]["class"] == "vllm_kv_cache"
+    assert rejected["failure"]["phase"] == "init_rollout"
     assert not shown["simulated"]
+
+
+def test_the_search_ran_in_a_session_and_the_finalists_in_launches_of_their_own(study):
+    _, shown, _ = study
+    (session,) = shown["sessions"]
+    assert session["points"] >= 1
+    assert session["baseline_throughput"] > 0
+    found = {(t["kind"], t["session"] is None) for t in shown["trials"] if t["state"] == "measured"}
+    assert found == {("baseline", True), ("search", False), ("anchor", False), ("confirm", True)}
+    assert shown["verdict"]["equivalent"]["gradient"] is True
 
 
 def test_larger_batches_are_faster_and_the_verdict_says_so(study):
