@@ -21,7 +21,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -238,6 +238,8 @@ class RecordedSession(Session):
                 "poll_seconds": found.poll_seconds,
             }
         self.records.write("step", session=self.id, work=work, wall=wall, settings=dict(settings), **told)
+        if isinstance(found, SessionStep):  # what disturbed a step is on record; there is no time to make it again
+            return replace(found, record=replace(found.record, invalid=None))
         return found
 
 
