@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -16,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from autotune.measure.replay import Recorded, read_recordings  # noqa: E402
-from autotune.values import Failure, Measurement  # noqa: E402
+from autotune.values import Failure, FailureClass, Measurement, StepRecord  # noqa: E402
 
 RECORDS = ROOT / "benchmarks" / "data" / "h200" / "records.jsonl"
 PHASES = ("gen", "old_log_prob", "ref", "update_actor", "update_weights", "rest")
@@ -88,6 +89,12 @@ def against(live: Measurement, cold: Measurement) -> list[list[str]]:
     return rows
 
 
+def undisturbed_or_not(lines: Sequence[dict[str, Any]], label: str) -> Measurement:
+    """A launch that was refused because too many of its steps were disturbed, with all steps but the settling one."""
+    steps = [StepRecord(**line["step"]) for line in lines if line["kind"] == "cold-step" and line["label"] == label]
+    return Measurement(tuple(replace(step, invalid=None) for step in steps), 1)
+
+
 def main() -> None:
     """Prints them all."""
     path = Path(sys.argv[1]) if len(sys.argv) > 1 else RECORDS
@@ -98,6 +105,9 @@ def main() -> None:
     live = {recorded.label: recorded.outcome for recorded in recordings if not recorded.fresh}
     for recorded in recordings:
         ours, theirs = live.get(recorded.label), recorded.outcome
+        if isinstance(theirs, Failure) and recorded.fresh and theirs.failure_class is FailureClass.INTERFERENCE:
+            print(f"\n{recorded.label} in a launch of its own does not count: {theirs.evidence}")
+            theirs = undisturbed_or_not(lines, recorded.label)
         if recorded.fresh and isinstance(ours, Measurement) and isinstance(theirs, Measurement):
             print(f"\n### {recorded.label}: session − launch of its own\n")
             print(table(["phase", "session s", "launch s", "difference", "per token"], against(ours, theirs)))

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from autotune.measure.bench import repeated, same_gradient
 from autotune.measure.replay import (
     REPLAYED,
     Recorded,
@@ -115,3 +116,35 @@ def test_a_file_of_something_else_is_refused_with_its_line(tmp_path: Path) -> No
     path.write_text('{"kind": "start"}\n{"kind": "point", "label": "a"}\n')
     with pytest.raises(AutotuneError, match=r"records\.jsonl:2"):
         read_recordings(path)
+
+
+def test_the_recorded_session_is_reproduced(tmp_path: Path) -> None:
+    recordings = read_recordings(DATA)
+    runner = ReplayRunner(recordings, origin="h200-2026-11-30")
+    for recorded in recordings:
+        outcome, seen = ask(runner, order(recorded.point, tmp_path, fresh=recorded.fresh))
+        if isinstance(recorded.outcome, Failure):
+            assert outcome == recorded.outcome
+            continue
+        assert isinstance(outcome, Measurement)
+        assert outcome.throughput == recorded.outcome.throughput
+        assert outcome.phase_seconds == recorded.outcome.phase_seconds
+        assert [event.step for event in seen if isinstance(event, StepSeen)] == list(recorded.outcome.steps)
+    measured = [recorded for recorded in recordings if not recorded.fresh]
+    assert len(measured) >= 20
+    assert measured[-1].outcome.failure_class is FailureClass.OOM_GPU  # type: ignore[union-attr]
+
+
+def test_the_session_on_the_h200_repeated_itself_after_it_ran_out_of_memory() -> None:
+    lines = [json.loads(line) for line in DATA.read_text(encoding="utf-8").splitlines()]
+    frozen = [StepRecord(**line["step"]) for line in lines if line.get("work") == "frozen" and "step" in line]
+    assert not same_gradient(frozen[2], frozen[-1])  # five digits are too many for a GPU
+    assert repeated(frozen[:3], frozen[-1])
+
+
+def test_a_recorded_measurement_is_no_simulation_and_names_its_session() -> None:
+    first = read_recordings(DATA)[0].outcome
+    assert isinstance(first, Measurement)
+    assert not first.simulated
+    assert first.session
+    assert first.gpus[0].name == "NVIDIA H200"
