@@ -198,18 +198,38 @@ def engine_facts(core: Any) -> dict[str, Any]:
         "gpu_memory_utilization": cache.gpu_memory_utilization,
         "kv_bytes": size,
         "pool_blocks": config.num_blocks,
-        "total_memory": _total_memory(),
+        "total_memory": _total_memory(core),
         "longest": _longest(core.scheduler),
     }
 
 
-def _total_memory() -> int | None:
-    import torch
-
-    if torch.cuda.is_available():
-        return int(torch.cuda.get_device_properties(0).total_memory)
+def _total_memory(core: Any) -> int | None:
+    """Asked of a worker: on a GPU, the engine's own process must not open a CUDA context for it, which would take memory
+    from the job (and is an error where the process was forked from one that has a context)."""
+    if getattr(core.vllm_config.device_config, "device_type", None) == "cuda":
+        try:
+            told = core.collective_rpc(WORKER_MEMORY)[0]
+        except (RuntimeError, AttributeError, NotImplementedError):  # a worker of another class, without the method
+            return None
+        return None if told is None else int(told)
     try:  # the CPU build takes its share of one NUMA node's memory (v1/worker/cpu_worker.py:73)
         from vllm.utils.cpu_resource_utils import get_allowed_cpu_list, get_memory_node_info
     except ImportError:
         return None
     return int(get_memory_node_info(get_allowed_cpu_list()[0].numa_node).total_memory)
+
+
+WORKER_MEMORY = "autotune_total_memory"
+"""Method of a GPU worker, put in by `add_worker_method`."""
+
+
+def add_worker_method(module: Any) -> None:
+    """In vllm.v1.worker.gpu_worker: the memory of which `gpu_memory_utilization` is a share (worker/utils.py,
+    `request_memory`); NVML and CUDA tell different sizes of the same GPU."""
+
+    def autotune_total_memory(self: Any) -> int | None:
+        snapshot = getattr(self, "init_snapshot", None)
+        total = getattr(snapshot, "total_memory", None)
+        return None if total is None else int(total)
+
+    module.Worker.autotune_total_memory = autotune_total_memory

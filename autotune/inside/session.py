@@ -55,7 +55,14 @@ def _add_core_method(module: Any) -> None:
     module.EngineCore.autotune_live = autotune_live
 
 
+def _add_worker_method(module: Any) -> None:
+    from autotune.inside.scheduler import add_worker_method
+
+    add_worker_method(module)
+
+
 def watch_engine() -> None:
     """In processes of vLLM."""
     if os.environ.get(SOCKET):
         after_import("vllm.v1.engine.core", _add_core_method)
+        after_import("vllm.v1.worker.gpu_worker", _add_worker_method)

@@ -206,6 +206,7 @@ class SessionTrainer(PPOTrainerSync):  # type: ignore[misc]  # verl is not there
             self._send_failure(self._phase, error, survived=survived)
             if not survived:
                 raise
+            ray.get([worker.__ray_call__.remote(worker_reports.give_back) for worker in self.actor_rollout_wg.workers])
             if self._phase == "gen":
                 self.on_sample_end()
             return self._left_over()

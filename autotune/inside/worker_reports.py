@@ -1,5 +1,6 @@
 """What a session asks of each training process between two steps, by Ray's `__ray_call__`."""
 
+import gc
 import os
 from typing import Any
 
@@ -14,6 +15,15 @@ def begin_point(worker: Any) -> None:
     device.empty_cache()
     device.reset_peak_memory_stats()
     echo.collect()
+
+
+def give_back(worker: Any) -> None:
+    """After a step that failed: what the failed call still holds in reference cycles, and what the allocator keeps. verl
+    wakes vLLM next, which wants that memory."""
+    from verl.utils.device import get_torch_device
+
+    gc.collect()
+    get_torch_device().empty_cache()
 
 
 def report(worker: Any) -> dict[str, Any]:

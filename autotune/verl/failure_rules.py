@@ -828,7 +828,8 @@ PHASE_FRAMES: tuple[tuple[re.Pattern[str], Phase], ...] = tuple(
             r"cumem_allocator|\bwake_up\b|_wake_up_|\bresume_memory_occupation\b|\brollout_mode\b|\bupdate_weights\b|resume\(tags",
             Phase.WAKE_UP,
         ),
-        (r"compute_ref_log_prob|_ref_compute|ref_log_prob|\bRefPolicy\b|\bref_worker\b", Phase.REF),
+        # Ray names a task after its worker, and `actor_rollout_ref` does the actor's log-probs as well as the reference's.
+        (r"compute_ref_log_prob|(?<!actor_rollout)_ref_compute|ref_log_prob|\bRefPolicy\b|\bref_worker\b", Phase.REF),
         (r"critic_update_critic|_?update_critic\b|update_critic\(", Phase.UPDATE_CRITIC),
         (r"compute_values|critic_compute|_compute_values", Phase.VALUES),
         (r"compute_old_log_prob|compute_log_prob|entropy_from_logits", Phase.OLD_LOG_PROB),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from autotune.measure.bench import same_gradient
+from autotune.measure.bench import repeated, same_gradient
 from autotune.measure.composed import composed
 from autotune.values import StepRecord
 
@@ -71,3 +71,26 @@ def test_another_gradient_or_another_number_of_mini_batches_is_noticed(other):
 def test_no_gradient_at_all_is_not_equal_to_itself():
     nothing = step(1.0, metrics={})
     assert not same_gradient(nothing, nothing)
+
+
+ON_A_GPU = [gradient(0.1, norm=0.88831), gradient(0.1, norm=0.88835), gradient(0.1, norm=0.88811)]
+
+
+@pytest.mark.parametrize("norm", [0.88830, 0.88860, 0.88800])
+def test_a_gradient_that_never_came_back_exactly_need_not_do_so_after_a_failure(norm):
+    assert repeated(ON_A_GPU, gradient(0.1, norm=norm))
+
+
+@pytest.mark.parametrize(
+    "after",
+    [gradient(0.1, norm=0.8905), gradient(0.1001, norm=0.88831), gradient(0.1, 0.2, norm=0.88831), step(1.0)],
+    ids=["another norm", "another loss", "more mini-batches", "nothing told"],
+)
+def test_another_gradient_is_no_repetition(after):
+    assert not repeated(ON_A_GPU, after)
+
+
+def test_what_came_back_exactly_has_to_do_so_again():
+    exact = [gradient(0.1), gradient(0.1)]
+    assert repeated(exact, gradient(0.1))
+    assert not repeated(exact, gradient(0.1, norm=1 + 1e-4))

@@ -43,6 +43,16 @@ def found(text: str, **known: Any) -> Failure:
             Phase.OLD_LOG_PROB,
             "rollout.log_prob_micro_batch_size_per_gpu",
         ),
+        (  # one worker for the actor and its reference, as on one H200 with verl 0.9.1
+            TASK.format("OutOfMemoryError", "actor_rollout_ref_compute_log_prob") + OOM,
+            Phase.OLD_LOG_PROB,
+            "rollout.log_prob_micro_batch_size_per_gpu",
+        ),
+        (
+            TASK.format("OutOfMemoryError", "actor_rollout_ref_compute_ref_log_prob") + OOM,
+            Phase.REF,
+            "ref.log_prob_micro_batch_size_per_gpu",
+        ),
         (
             TASK.format("OutOfMemoryError", "ref_compute_ref_log_prob")
             + '  File "/opt/verl/verl/workers/actor/dp_actor.py", line 402, in compute_log_prob\n'
