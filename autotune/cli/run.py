@@ -284,7 +284,7 @@ def _conclude(outputs: Outputs) -> None:
     console.print(f"[bold]{escape(words.verdict(outputs.verdict))}[/]")
     hook = outputs.verdict.get("hook_gain")
     if hook is not None:
-        console.print(f"Of that, the fast generation poll alone: {words.gain(hook)} (one launch).")
+        console.print(f"Of that, the fast generation poll alone: {words.gain(hook)} (measured once).")
     for line in outputs.changed:
         console.print(f"  {escape(line)}")
     if outputs.verdict.get("best_range"):

@@ -51,7 +51,7 @@ def print_study(study: StudyRecord, trials: Sequence[TrialRecord]) -> None:
         console.print(f"Its tuner is gone; go on with: autotune resume {escape(shlex.quote(study.name))}", style="dim")
     console.print(f"[bold]{escape(wording.verdict(verdict))}[/]" if verdict else "no verdict yet")
     if verdict.get("hook_gain") is not None:
-        console.print(f"Of that, the fast generation poll alone: {wording.gain(verdict['hook_gain'])} (one launch).")
+        console.print(f"Of that, the fast generation poll alone: {wording.gain(verdict['hook_gain'])} (measured once).")
     parts = verdict.get("equivalent") or {}
     told = ", ".join(f"{name}: {wording.equivalence(parts.get(name))}" for name in ("config", "gradient", "trajectory"))
     console.print(f"Trains the same? {told}", style="dim")

@@ -71,7 +71,7 @@ def report_markdown(study: StudyRecord, trials: Sequence[TrialRecord], changes: 
         parts += _comparison(baseline, best)
     if verdict.get("hook_gain") is not None:
         parts += [
-            f"Of that, the fast generation poll (`autotune_hooks.py`) alone: {wording.gain(verdict['hook_gain'])}, from one launch.",
+            f"Of that, the fast generation poll (`autotune_hooks.py`) alone: {wording.gain(verdict['hook_gain'])}, measured once.",
             "",
         ]
     if verdict.get("best_range"):
