@@ -77,7 +77,7 @@ def test_a_study_finds_faster_settings_and_says_by_how_much(study):
     assert 0 < low < verdict["gain"] < high
     assert shown["baseline"]["number"] == 0
     assert shown["best"]["throughput"] > shown["baseline"]["throughput"]
-    assert verdict["equivalent"] == {"config": True, "gradient": None, "trajectory": None}
+    assert verdict["equivalent"] == {"config": True, "gradient": True, "trajectory": None}
     assert verdict["hook_gain"] is not None
 
 
@@ -156,8 +156,9 @@ def test_a_point_that_runs_out_of_memory_does_not_end_the_study(tmp_path):
     ran = autotune(tmp_path, "run", "train.sh", "--space", "s.yaml", "--trials", "4", "--json")
     shown = json.loads(ran.stdout)
     assert ran.returncode == 0
-    assert [trial["state"] for trial in shown["trials"]] == ["measured", "infeasible"]
-    assert shown["trials"][1]["failure"]["class"] == "oom_gpu"
+    own, point = (trial for trial in shown["trials"] if trial["kind"] in ("baseline", "search"))
+    assert (own["state"], point["state"]) == ("measured", "infeasible")
+    assert point["failure"]["class"] == "oom_gpu"
     assert shown["verdict"]["decision"] == "nothing_fits"
     assert (tmp_path / f"autotune-out/{shown['study']}/best.sh").read_text() == SCRIPT
 
@@ -167,7 +168,8 @@ def test_a_setting_that_never_took_effect_is_not_counted(tmp_path):
     key = "actor_rollout_ref.rollout.max_num_seqs"
     space.write_text(f"name: s\nknobs: {{{key}: [256, 128]}}\n")
     write_script(tmp_path, SCRIPT.replace("max_num_seqs=64", "max_num_seqs=256"))
-    ran = autotune(tmp_path, "run", "train.sh", "--space", "s.yaml", "--trials", "3", "--json", deaf=key)
+    options = ["--space", "s.yaml", "--trials", "3", "--runner", "cold", "--json"]
+    ran = autotune(tmp_path, "run", "train.sh", *options, deaf=key)
     shown = json.loads(ran.stdout)
     assert [trial["state"] for trial in shown["trials"]] == ["measured", "invalid"]
     assert "asked for 128, in effect was 256" in shown["trials"][1]["failure"]["evidence"]
@@ -255,7 +257,8 @@ def test_an_interrupt_keeps_what_was_measured_and_leaves_no_process(tmp_path):
     shown = json.loads(autotune(tmp_path, "show", "cut", "--json").stdout)
     assert shown["state"] == "stopped"
     assert shown["trials"][0]["state"] == "measured"
-    assert shown["trials"][-1]["failure"]["class"] == "interrupted"
+    assert {(t["failure"] or {}).get("class", t["state"]) for t in shown["trials"][1:]} <= {"measured", "interrupted"}
+    assert len(shown["trials"]) < 30
     assert not [p for p in psutil.process_iter() if _in(p, tmp_path)]
 
 

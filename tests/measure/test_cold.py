@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import sys
 import threading
 import time
@@ -120,12 +122,15 @@ def test_a_launch_that_stops_stepping_is_ended_by_the_watchdog(tmp_path):
 
 def test_children_that_ignore_sigterm_and_shared_memory_do_not_outlive_the_launch(tmp_path):
     before = set(os.listdir("/dev/shm"))
-    private = set(Path("/tmp").glob("at-*"))
     found = runner_in(tmp_path, child="1").measure(order_in(tmp_path), lambda e: None)
     assert isinstance(found, Measurement)
-    assert not [name for name in set(os.listdir("/dev/shm")) - before if name.startswith("psm_fake")]
-    assert not [p for p in psutil.process_iter() if "psm_fake" in " ".join(_command(p))]
-    assert set(Path("/tmp").glob("at-*")) <= private
+    left = set(os.listdir("/dev/shm")) - before
+    assert not [name for name in left if re.fullmatch(r"psm_fake_\d+", name)]
+    assert not [p for p in psutil.process_iter() if "psm_fake_{__import__" in " ".join(_command(p))]
+    command = json.loads((tmp_path / "t000/command.json").read_text())["argv"]
+    (ray,) = (argument.split("=", 1)[1] for argument in command if "_temp_dir=" in argument)
+    assert Path(ray).parent.name.startswith("at-")
+    assert not Path(ray).parent.exists()
 
 
 def test_a_stop_ends_the_launch_and_is_no_fault_of_the_point(tmp_path):
