@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import shutil
 import signal
 import stat
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -144,18 +146,25 @@ def test_every_user_can_use_the_folder_and_the_files(tmp_path):
     assert stat.S_IMODE((tmp_path / "leases" / lease_name("GPU-a")).stat().st_mode) == 0o666
 
 
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """A folder that other users can enter; those of pytest are its user's alone."""
+    folder = Path(tempfile.mkdtemp(prefix="autotune-leases-", dir="/tmp"))
+    folder.chmod(0o755)
+    yield folder
+    shutil.rmtree(folder)
+
+
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become somebody else")
-def test_another_users_lease_is_respected_and_named(tmp_path):
-    for folder in (tmp_path, *tmp_path.parents[:2]):
-        folder.chmod(0o755)
-    take(tmp_path, "GPU-a").release()
+def test_another_users_lease_is_respected_and_named(open_folder):
+    take(open_folder, "GPU-a").release()
     mine, theirs = multiprocessing.get_context("fork").Pipe()
 
     def hold() -> None:
         os.setgroups([])
         os.setresgid(65534, 65534, 65534)
         os.setresuid(65534, 65534, 65534)
-        with take(tmp_path, "GPU-a", "GPU-new"):
+        with take(open_folder, "GPU-a", "GPU-new"):
             theirs.send("held")
             theirs.recv()
 
@@ -164,10 +173,10 @@ def test_another_users_lease_is_respected_and_named(tmp_path):
     assert mine.poll(20)
     for uuid in ("GPU-a", "GPU-new"):
         with pytest.raises(GpuBusy, match=rf"held by study mine of \S+ \(pid {process.pid}\)"):
-            take(tmp_path, uuid)
+            take(open_folder, uuid)
     mine.send("end")
     process.join(20)
-    take(tmp_path, "GPU-a", "GPU-new").release()
+    take(open_folder, "GPU-a", "GPU-new").release()
 
 
 def test_a_link_in_the_folder_is_not_followed_and_its_target_not_touched(tmp_path):
