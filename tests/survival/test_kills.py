@@ -145,7 +145,8 @@ class Campaign:
         for trial in trials:
             if trial.state is TrialState.MEASURED:
                 steps = store.steps(record.id, trial.number)
-                assert [step.step for step in steps] == list(range(1, len(steps) + 1))
+                numbers = [step.step for step in steps]
+                assert numbers == sorted(set(numbers))
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         told = optuna.load_study(study_name=name, storage=store.optuna_storage()).get_trials(deepcopy=False)
         assert [t.number for t in told if not t.state.is_finished()] == []

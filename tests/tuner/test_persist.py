@@ -296,7 +296,7 @@ def test_no_transaction_is_open_while_verl_runs(tmp_path, monkeypatch):
         return real(runner, order, watch)
 
     monkeypatch.setattr(ColdRunner, "measure", measure)
-    ran = autotune(tmp_path, "run", "train.sh", "--trials", "2", "--confirmations", "0")
+    ran = autotune(tmp_path, "run", "train.sh", "--trials", "2", "--confirmations", "0", "--runner", "cold")
     assert ran.returncode == 0, ran.stderr
     assert locked == ["t000", "t001"]
 
