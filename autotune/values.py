@@ -165,6 +165,21 @@ class Failure:
         """Whether the sampler must not learn from it."""
         return self.retryable
 
+    @classmethod
+    def from_json(cls, shown: Mapping[str, Any]) -> Failure:
+        """The failure behind `to_json`.
+
+        Raises:
+            KeyError, ValueError, TypeError: it is none.
+        """
+        return cls(
+            FailureClass(shown["class"]),
+            Phase(shown["phase"]),
+            str(shown["remedy"]),
+            str(shown["evidence"]),
+            bool(shown["retryable"]),
+        )
+
     def to_json(self) -> dict[str, Any]:
         """The object of `failure` in the JSON of `autotune logs` and `autotune show`."""
         return {

@@ -32,8 +32,8 @@ sys.path.insert(0, str(ROOT))
 from autotune.measure import warm as warm_module  # noqa: E402
 from autotune.measure.bench import Setting  # noqa: E402
 from autotune.measure.cold import ColdJob, ColdRunner  # noqa: E402
+from autotune.measure.outcome_json import outcome_to_json  # noqa: E402
 from autotune.measure.payload import CPU_ENVIRONMENT, write_payload  # noqa: E402
-from autotune.measure.replay import outcome_to_json  # noqa: E402
 from autotune.measure.runner import Event, Limits, Order, Outcome, Runner, StepPlan, StepSeen  # noqa: E402
 from autotune.measure.session import Session, SessionStep, StepFailed, Work  # noqa: E402
 from autotune.measure.warm import WarmRunner  # noqa: E402

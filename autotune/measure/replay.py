@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
+from autotune.measure.outcome_json import outcome_from_json
 from autotune.measure.runner import Event, Order, Outcome, Runner, StageSeen, StepSeen
 from autotune.values import (
     AutotuneError,
     Failure,
     FailureClass,
-    GpuUsage,
-    Measurement,
     Phase,
     Point,
-    Source,
-    StepRecord,
 )
 
 REPLAYED = "replay of "
@@ -103,38 +98,3 @@ def read_recordings(path: Path) -> list[Recorded]:
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise AutotuneError(f"{path}:{number} is no recording of a Point ({error!r})") from error
     return found
-
-
-def outcome_to_json(outcome: Outcome) -> dict[str, Any]:
-    """A measurement or failure as JSON values, complete: `outcome_from_json` gives an equal one. nan becomes null."""
-    if isinstance(outcome, Failure):
-        return {"failure": outcome.to_json()}
-    shown = asdict(outcome)
-    shown["source"] = outcome.source.value
-    for name in ("startup_seconds", "wall_seconds"):
-        shown[name] = None if math.isnan(shown[name]) else shown[name]
-    return {"measurement": shown}
-
-
-def outcome_from_json(shown: Mapping[str, Any]) -> Outcome:
-    """What `outcome_to_json` wrote.
-
-    Raises:
-        KeyError, TypeError, ValueError: something else was written.
-    """
-    if "failure" in shown:
-        failure = shown["failure"]
-        return Failure(
-            FailureClass(failure["class"]),
-            Phase(failure["phase"]),
-            failure["remedy"],
-            failure["evidence"],
-            failure["retryable"],
-        )
-    values = dict(shown["measurement"])
-    values["source"] = Source(values["source"])
-    values["steps"] = tuple(StepRecord(**step) for step in values["steps"])
-    values["gpus"] = tuple(GpuUsage(**gpu) for gpu in values["gpus"])
-    for name in ("startup_seconds", "wall_seconds"):
-        values[name] = math.nan if values[name] is None else values[name]
-    return Measurement(**values)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from autotune.store.records import TrialRecord
 from autotune.store.store import Store
@@ -29,6 +28,8 @@ CAUSE_UNKNOWN = frozenset({FailureClass.UNKNOWN, FailureClass.RAY_ACTOR_DIED})
 LOST_AT_MOST = 5
 """How often a Point is launched again after launches that were killed or stopped: one that takes its host down with it
 would otherwise be tried for ever."""
+_UNTOLD = Failure(FailureClass.UNKNOWN, Phase.UNKNOWN, "", "", False)
+"""Of a trial that ended without a reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +81,7 @@ def stored_launches(store: Store, study_id: int) -> list[Launched]:
 
 def _outcome(trial: TrialRecord, steps: Sequence[StepRecord]) -> Measurement | Failure:
     if trial.state is not TrialState.MEASURED:
-        return failure_from(trial.failure or {})
+        return Failure.from_json(trial.failure) if trial.failure else _UNTOLD
     return Measurement(
         steps=tuple(steps),
         world_size=trial.world_size or 1,
@@ -93,15 +94,4 @@ def _outcome(trial: TrialRecord, steps: Sequence[StepRecord]) -> Measurement | F
         echo=trial.echo,
         gpus=tuple(GpuUsage(**gpu) for gpu in trial.gpus),
         simulated=trial.simulated,
-    )
-
-
-def failure_from(shown: Mapping[str, Any]) -> Failure:
-    """The failure behind the JSON of `Failure.to_json`."""
-    return Failure(
-        FailureClass(shown.get("class", FailureClass.UNKNOWN.value)),
-        Phase(shown.get("phase", Phase.UNKNOWN.value)),
-        str(shown.get("remedy", "")),
-        str(shown.get("evidence", "")),
-        bool(shown.get("retryable", False)),
     )

@@ -9,10 +9,11 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from autotune.measure.outcome_json import finite_json, outcome_from_json, outcome_to_json, seconds_from_json
 from autotune.store.records import TrialRecord, WrongTransition
 from autotune.store.store import Store
 from autotune.store.trouble import StoreTrouble
@@ -21,11 +22,9 @@ from autotune.values import (
     BadInput,
     Failure,
     FailureClass,
-    GpuUsage,
     Measurement,
     Phase,
     RunFailed,
-    Source,
     StepRecord,
     TrialState,
 )
@@ -275,15 +274,13 @@ def import_unsaved(store: Store, study_id: int, study: str, folder: Path) -> lis
 
 def unsaved_json(unsaved: Unsaved) -> dict[str, Any]:
     """The trial as JSON holds it; what is not finite is null."""
-    outcome = unsaved.outcome
     return {
         "version": _VERSION,
         "study": unsaved.study,
         "number": unsaved.number,
         "state": unsaved.state.value,
-        "wall_seconds": _plain(unsaved.wall_seconds),
-        "measurement": _plain(asdict(outcome)) if isinstance(outcome, Measurement) else None,
-        "failure": outcome.to_json() if isinstance(outcome, Failure) else None,
+        "wall_seconds": finite_json(unsaved.wall_seconds),
+        **outcome_to_json(unsaved.outcome),
     }
 
 
@@ -295,31 +292,12 @@ def unsaved_of(shown: Mapping[str, Any]) -> Unsaved:
     """
     if shown["version"] != _VERSION:
         raise ValueError(f"it was written by another release of autotune (format {shown['version']})")
-    failure, measurement = shown["failure"], shown["measurement"]
-    outcome: Measurement | Failure
-    if failure is not None:
-        outcome = Failure(
-            FailureClass(failure["class"]),
-            Phase(failure["phase"]),
-            str(failure["remedy"]),
-            str(failure["evidence"]),
-            bool(failure["retryable"]),
-        )
-    else:
-        outcome = Measurement(
-            **{
-                **measurement,
-                "source": Source(measurement["source"]),
-                "steps": tuple(
-                    StepRecord(**{**step, "seconds": _seconds(step["seconds"])}) for step in measurement["steps"]
-                ),
-                "gpus": tuple(GpuUsage(**gpu) for gpu in measurement["gpus"]),
-                "startup_seconds": _seconds(measurement["startup_seconds"]),
-                "wall_seconds": _seconds(measurement["wall_seconds"]),
-            }
-        )
     return Unsaved(
-        str(shown["study"]), int(shown["number"]), TrialState(shown["state"]), outcome, _seconds(shown["wall_seconds"])
+        str(shown["study"]),
+        int(shown["number"]),
+        TrialState(shown["state"]),
+        outcome_from_json(shown),
+        seconds_from_json(shown["wall_seconds"]),
     )
 
 
@@ -352,20 +330,6 @@ def told(error: OSError) -> RunFailed | None:
         f"{error.filename or 'a file of this run'} cannot be written: {reasons[error.errno]}. "
         "What was measured is in the database: autotune show"
     )
-
-
-def _seconds(value: float | None) -> float:
-    return math.nan if value is None else float(value)
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {str(key): _plain(inner) for key, inner in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(inner) for inner in value]
-    return value.value if isinstance(value, Source) else value
 
 
 def _write_all(descriptor: int, data: bytes) -> None:

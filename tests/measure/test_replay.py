@@ -9,14 +9,8 @@ from pathlib import Path
 import pytest
 
 from autotune.measure.bench import repeated, same_gradient
-from autotune.measure.replay import (
-    REPLAYED,
-    Recorded,
-    ReplayRunner,
-    outcome_from_json,
-    outcome_to_json,
-    read_recordings,
-)
+from autotune.measure.outcome_json import outcome_from_json, outcome_to_json
+from autotune.measure.replay import REPLAYED, Recorded, ReplayRunner, read_recordings
 from autotune.measure.runner import Event, Order, StageSeen, StepPlan, StepSeen
 from autotune.values import (
     AutotuneError,
