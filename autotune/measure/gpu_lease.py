@@ -22,8 +22,7 @@ from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 
-import psutil
-
+from autotune.measure.processes import ProcessId, this_process
 from autotune.values import BadInput
 
 FOLDER = Path("/tmp/autotune-leases")
@@ -39,8 +38,8 @@ class Holder:
     """Who holds a GPU, for messages."""
 
     pid: int
-    start_time: float
-    """Seconds since the epoch at which the process began; with the pid, it names one process."""
+    start_time: int
+    """Clock ticks from the boot to its start; with the pid, it names one process."""
     user: str
     study: str
     since: str
@@ -49,10 +48,10 @@ class Holder:
     @classmethod
     def of_this_process(cls, study: str) -> Holder:
         """This process, holding for a study."""
-        process = psutil.Process()
+        process = this_process()
         return cls(
             pid=process.pid,
-            start_time=process.create_time(),
+            start_time=process.start,
             user=_user(),
             study=study,
             since=datetime.now(timezone.utc).isoformat(timespec="seconds"),
@@ -64,10 +63,7 @@ class Holder:
         return f"study {self.study} of {self.user} (pid {self.pid}{ended}){since}"
 
     def _lives(self) -> bool:
-        try:
-            return abs(psutil.Process(self.pid).create_time() - self.start_time) < 1.0
-        except psutil.Error:
-            return False
+        return ProcessId(self.pid, self.start_time).alive()
 
 
 class GpuBusy(BadInput):
@@ -256,14 +252,21 @@ def _read(descriptor: int) -> Holder | None:
     try:
         said = json.loads(os.pread(descriptor, _MOST_READ, 0))
         return Holder(
-            pid=int(said["pid"]),
-            start_time=float(said["start_time"]),
+            pid=_pid(said["pid"]),
+            start_time=int(said["start_time"]),
             user=_plain(said["user"]),
             study=_plain(said["study"]),
             since=_plain(said["since"]),
         )
     except (OSError, ValueError, KeyError, TypeError, OverflowError):
         return None
+
+
+def _pid(value: object) -> int:
+    """A number that can be one; another user wrote it."""
+    if not isinstance(value, (int, float)) or not 0 < value < 2**31:
+        raise ValueError(f"{value!r} is no pid")
+    return int(value)
 
 
 def _busy(uuid: str, holder: Holder | None) -> str:

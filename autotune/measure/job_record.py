@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.measure.leftovers import Leftovers
-from autotune.measure.processes import ProcessId, here, living, marked, process_id
+from autotune.measure.processes import ProcessId, here, living, marked, this_process
 from autotune.values import AutotuneError
 
 FOLDER_VARIABLE = "AUTOTUNE_JOBS"
@@ -45,10 +45,8 @@ class JobRecord:
     def new(cls) -> JobRecord:
         """A record for a job that this process is about to start."""
         mark = uuid.uuid4().hex
-        own = process_id(os.getpid())
-        assert own is not None
         boot, namespace = here()
-        return cls(mark, own, None, frozenset(), Leftovers.before_job(f"at-{mark[:12]}"), boot, namespace)
+        return cls(mark, this_process(), None, frozenset(), Leftovers.before_job(f"at-{mark[:12]}"), boot, namespace)
 
     @property
     def path(self) -> Path:

@@ -46,6 +46,13 @@ def process_id(pid: int) -> ProcessId | None:
     return None if facts is None else ProcessId(pid, facts.start)
 
 
+def this_process() -> ProcessId:
+    """The process that asks."""
+    own = process_id(os.getpid())
+    assert own is not None
+    return own
+
+
 def descendants(pid: int) -> set[ProcessId]:
     """All living processes that came out of a process, itself left out.
 

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.measure.job_record import JobRecord, record_from, with_processes
-from autotune.measure.processes import MARK, ProcessId, descendants, process_id
+from autotune.measure.processes import MARK, ProcessId, descendants, this_process
 
 _PR_SET_CHILD_SUBREAPER = 36
 _DAEMON_PATIENCE = 5.0
@@ -60,7 +60,7 @@ class Supervisor:
         if order is None:
             return  # the tuner is gone, and nothing of the job exists yet
         patience = float(order["patience"])
-        self._record = replace(record_from(order["record"]), supervisor=process_id(os.getpid()))
+        self._record = replace(record_from(order["record"]), supervisor=this_process())
         self._record.write()
         try:
             self._record.leftovers.make()

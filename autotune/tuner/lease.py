@@ -10,7 +10,7 @@ import threading
 import uuid
 from collections.abc import Callable
 
-from autotune.measure.processes import ProcessId, here, process_id
+from autotune.measure.processes import ProcessId, here, this_process
 from autotune.store.records import Lease, StudyRecord
 from autotune.store.store import Store
 from autotune.store.trouble import StoreTrouble
@@ -27,8 +27,7 @@ _LIVE: set[str] = set()
 
 def new_lease() -> Lease:
     """A lease for this process."""
-    own = process_id(os.getpid())
-    assert own is not None
+    own = this_process()
     token = uuid.uuid4().hex
     _LIVE.add(token)
     return Lease(token, socket.gethostname(), "/".join(here()), own.pid, own.start)
