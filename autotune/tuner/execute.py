@@ -156,7 +156,7 @@ class StudyJob:
         history = stored_launches(self._store, self._study_id)
         proposer = Proposer(study, prepared.space, prepared.first, prepared.refusals, prepared.knobs)
         if resumed is not None:
-            proposer.restore(history, lambda measurement: value_of(measurement, request.objective, history))
+            proposer.restore(history, lambda run: value_of(run, request.objective, history))
         self._run = StudyRun(
             prepared,
             self._store,

@@ -46,6 +46,21 @@ class Launched:
     """NaN where it is not known."""
 
     @property
+    def throughput(self) -> float | None:
+        """Tokens/s/GPU; None where nothing was measured."""
+        return self.outcome.throughput if isinstance(self.outcome, Measurement) else None
+
+    @property
+    def session(self) -> str | None:
+        """The session that measured it; None: it had a launch of its own, or measured nothing."""
+        return self.outcome.session if isinstance(self.outcome, Measurement) else None
+
+    @property
+    def source(self) -> str | None:
+        """How its seconds came about; None where nothing was measured."""
+        return self.outcome.source.value if isinstance(self.outcome, Measurement) else None
+
+    @property
     def lost(self) -> bool:
         """Whether it was killed or stopped, so that nothing is known about its Point."""
         return isinstance(self.outcome, Failure) and self.outcome.failure_class is FailureClass.INTERRUPTED

@@ -96,7 +96,7 @@ class Proposer:
                 return proposal
         return None
 
-    def restore(self, launches: Sequence[Launched], value: Callable[[Measurement], float]) -> None:
+    def restore(self, launches: Sequence[Launched], value: Callable[[Launched], float]) -> None:
         """Takes up a study where another tuner left it: what it measured is known, what it did not tell is told now.
 
         Every Optuna trial that is still open belongs to a launch that ended without being told, to one that was lost, or to
@@ -104,13 +104,13 @@ class Proposer:
 
         Args:
             launches: all launches of the study that have ended, by number.
-            value: what Optuna is told about a measurement.
+            value: what Optuna is told about a launch that measured.
         """
         for run in launches:
             if run.state is TrialState.INFEASIBLE and isinstance(run.outcome, Failure):
                 self._misfits.append(Misfit(run.point, run.outcome))
             if isinstance(run.outcome, Measurement):
-                found = value(run.outcome)
+                found = value(run)
                 self._worst = found if self._worst is None else min(self._worst, found)
         while self._study.get_trials(deepcopy=False, states=(OptunaState.WAITING,)):
             self._study.ask(self._distributions)
@@ -135,7 +135,7 @@ class Proposer:
             self._seen.add(point)
             last = runs[-1]
             if isinstance(last.outcome, Measurement):
-                self.measured(proposal, value(last.outcome))
+                self.measured(proposal, value(last))
             elif last.state is TrialState.INFEASIBLE:
                 self.infeasible(proposal)
             else:

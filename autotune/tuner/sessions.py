@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from statistics import fmean
 
 from autotune.measure.bench import same_gradient
 from autotune.measure.warm import BaselineVisit, PointPlace
 from autotune.search.drift import Visit, to_measure_again
+from autotune.store.records import gain_of, own_command
 from autotune.tuner.launched import Launched
 from autotune.tuner.prepare import Prepared
 from autotune.tuner.request import RunnerName
@@ -66,34 +67,18 @@ def _names(keys_: Sequence[str]) -> str:
     return ", ".join(short_key(key) for key in keys_)
 
 
-def session_level(launched: Sequence[Launched], session: str, source: Source) -> float | None:
-    """Tokens/s/GPU of the user's own command inside a session, measured as its Points are; None: it was not."""
-    found = [
-        run.outcome.throughput
-        for run in launched
-        if run.kind is TrialKind.ANCHOR
-        and isinstance(run.outcome, Measurement)
-        and run.outcome.session == session
-        and run.outcome.source is source
-    ]
-    return fmean(found) if found else None
-
-
-def comparable(measurement: Measurement, launched: Sequence[Launched]) -> float:
-    """Tokens/s/GPU of a measurement, at the level of the user's command in a launch of its own.
+def comparable(run: Launched, launched: Sequence[Launched]) -> float:
+    """Tokens/s/GPU of a measured launch, at the level of the user's command in a launch of its own; nan: nothing was measured.
 
     Inside a session every figure is a little off (composing, the engine's larger limits); relative to the user's command in
     the same session it is not.
     """
-    own = [
-        run.outcome.throughput
-        for run in launched
-        if run.kind is TrialKind.BASELINE and isinstance(run.outcome, Measurement)
-    ]
-    if measurement.session is None or not own:
-        return measurement.throughput
-    level = session_level(launched, measurement.session, measurement.source)
-    return measurement.throughput if level is None else measurement.throughput / level * own[0]
+    measured = math.nan if run.throughput is None else run.throughput
+    own = own_command(launched)
+    if run.session is None or own is None or own.throughput is None:
+        return measured
+    gain = gain_of(run, launched)
+    return measured if gain is None else own.throughput * (1 + gain)
 
 
 def adrift(visits: Sequence[BaselineVisit], places: Sequence[PointPlace]) -> frozenset[str]:

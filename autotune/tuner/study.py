@@ -113,8 +113,7 @@ class StudyRun:
             return self._close("stopped" if self.stopped else "failed", self._failed_verdict())
         self._say_how()
         self._search()
-        winner, confirmed = self._confirm()
-        verdict = self._verdict(winner, confirmed)
+        verdict = self._verdict(self._confirm())
         return self._close("stopped" if self.stopped else "finished", verdict)
 
     def _baseline(self) -> Launched | None:
@@ -216,20 +215,20 @@ class StudyRun:
                 number, _ = self._begin_trial(own, TrialKind.ANCHOR, origin, None)
                 self._end_trial(number, own, TrialKind.ANCHOR, None, outcome, TrialState.MEASURED, outcome.wall_seconds)
 
-    def _confirm(self) -> tuple[Point | None, list[Launched]]:
-        """The best Point and the launches made of it (and of the user's command) after it was chosen."""
+    def _confirm(self) -> Point | None:
+        """The best Point that could be launched again, and the user's command with it, in turns."""
         earlier = self._confirmed_last()
         for candidate in self._ranking()[:FINALISTS]:
             if self._request.confirmations == 0 or self._stop.is_set():
-                return candidate, []
+                return candidate
             made = self._interleaved(candidate, earlier)
             earlier = []
             if any(run.point == candidate and run.state is TrialState.MEASURED for run in made):
-                return candidate, made
+                return candidate
             if self._stop.is_set():
-                return candidate, []
+                return candidate
             self._listener.said("The best Point could not be measured again; the next one takes its place.")
-        return None, []
+        return None
 
     def _interleaved(self, candidate: Point, earlier: Sequence[Launched]) -> list[Launched]:
         """Launches a candidate and the user's command in turns; what an earlier tuner did of that is not done again."""
@@ -375,7 +374,7 @@ class StudyRun:
 
     def _tell_sampler(self, proposal: Proposal, launched: Launched) -> None:
         if isinstance(launched.outcome, Measurement):
-            self._proposer.measured(proposal, self._value(launched.outcome))
+            self._proposer.measured(proposal, self._value(launched))
         elif launched.state is TrialState.INFEASIBLE:
             self._proposer.infeasible(proposal, launched.outcome)
         elif launched.lost and self._stop.is_set():
@@ -383,13 +382,13 @@ class StudyRun:
         else:
             self._proposer.lost(proposal)
 
-    def _value(self, measurement: Measurement) -> float:
-        return value_of(measurement, self._request.objective, self._launched)
+    def _value(self, run: Launched) -> float:
+        return value_of(run, self._request.objective, self._launched)
 
     def _ranking(self) -> list[Point]:
         """Points that were measured as faster than the user's own command, best first."""
         values = {
-            run.point: self._value(run.outcome)
+            run.point: self._value(run)
             for run in self._launched
             if isinstance(run.outcome, Measurement) and run.kind in (TrialKind.BASELINE, TrialKind.SEARCH)
         }
@@ -413,8 +412,8 @@ class StudyRun:
         if self._request.time_budget is None:
             return True
         timed = [run for run in self._launched if math.isfinite(run.wall_seconds) and run.kind is not TrialKind.ANCHOR]
-        own = [run.wall_seconds for run in timed if session_of(run) is None]
-        inside = [run.wall_seconds for run in timed if session_of(run) is not None]
+        own = [run.wall_seconds for run in timed if run.session is None]
+        inside = [run.wall_seconds for run in timed if run.session is not None]
         if not own:
             return True
         launch = median(own)
@@ -436,12 +435,12 @@ class StudyRun:
     def _chosen_on(self, point: Point) -> list[LaunchSample]:
         """What the search saw of a Point: launches of its own, or what a session says at the level of such launches."""
         return self._samples(point, confirm=False) or [
-            LaunchSample(comparable(run.outcome, self._launched), ())
+            LaunchSample(comparable(run, self._launched), ())
             for run in self._launched
             if run.point == point and isinstance(run.outcome, Measurement) and run.kind is TrialKind.SEARCH
         ]
 
-    def _verdict(self, winner: Point | None, confirmed: Sequence[Launched]) -> dict[str, Any]:
+    def _verdict(self, winner: Point | None) -> dict[str, Any]:
         own = self._prepared.space.baseline
         if winner is None:
             others = [run for run in self._launched if run.point != own]
@@ -530,23 +529,20 @@ class StudyRun:
         return verdict
 
 
-def value_of(measurement: Measurement, objective: Objective, launched: Sequence[Launched]) -> float:
-    """What makes a measurement better, the larger the better.
+def value_of(run: Launched, objective: Objective, launched: Sequence[Launched]) -> float:
+    """What makes a measured launch better, the larger the better.
 
     Args:
         launched: the launches of its study, which say how its session compares with launches of their own.
     """
-    return (measurement.mfu or 0.0) if objective is Objective.ACTOR_MFU else comparable(measurement, launched)
+    if objective is Objective.ACTOR_MFU and isinstance(run.outcome, Measurement):
+        return run.outcome.mfu or 0.0
+    return comparable(run, launched)
 
 
 def label_of(number: int) -> str:
     """The short name of a trial."""
     return f"t{number:03d}"
-
-
-def session_of(run: Launched) -> str | None:
-    """The session that measured it, or None."""
-    return run.outcome.session if isinstance(run.outcome, Measurement) else None
 
 
 def sample_of(measurement: Measurement) -> LaunchSample:
