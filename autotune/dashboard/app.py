@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import mimetypes
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from dataclasses import dataclass
 from typing import Annotated, Any
 from urllib.parse import parse_qs
 
-from fastapi import FastAPI, Query, Request
+from fastapi import Depends, FastAPI, Query, Request
 from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
@@ -35,6 +36,17 @@ POLL_SECONDS = 1.0
 _ALIVE_SECONDS = 15.0
 _STATES = ("", "running", "finished", "stopped", "failed")
 _FOR_EVER = {"Cache-Control": "public, max-age=31536000, immutable"}
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """Which trials a page shows, as its address says."""
+
+    sort: str = "number"
+    descending: bool = False
+    state: str = ""
+    q: str = ""
+    page: int = 1
 
 
 def create_app(
@@ -95,33 +107,18 @@ def create_app(
         return page("workload.html", found) if found else missing("No study has this workload.")
 
     @app.get("/studies/{study_id}")
-    def study(
-        study_id: int,
-        sort: str = "number",
-        descending: bool = False,
-        state: str = "",
-        q: str = "",
-        page_: Annotated[int, Query(alias="page")] = 1,
-    ) -> Response:
+    def study(study_id: int, asked: Annotated[Asked, Depends()]) -> Response:
         shown = pages.study(store, study_id)
         if shown is None:
             return missing("There is no such study in this database.")
-        return page("study.html", {"page": shown, **_table(store, study_id, sort, descending, state, q, page_)})
+        return page("study.html", {"page": shown, **_table(store, study_id, asked)})
 
     @app.get("/studies/{study_id}/trials")
-    def trials(
-        study_id: int,
-        sort: str = "number",
-        descending: bool = False,
-        state: str = "",
-        q: str = "",
-        page_: Annotated[int, Query(alias="page")] = 1,
-    ) -> Response:
+    def trials(study_id: int, asked: Annotated[Asked, Depends()]) -> Response:
         found = queries.study_summaries(store, [study_id])
         if not found:
             return missing("There is no such study in this database.")
-        table = _table(store, study_id, sort, descending, state, q, page_)
-        return page("trials.html", {"study": found[0], **table})
+        return page("trials.html", {"study": found[0], **_table(store, study_id, asked)})
 
     @app.get("/studies/{study_id}/figures")
     def study_figures(study_id: int) -> Response:
@@ -177,14 +174,14 @@ def create_app(
     return app
 
 
-def _table(
-    store: Store, study_id: int, sort: str, descending: bool, state: str, text: str, page: int
-) -> dict[str, Any]:
-    text = text[:200]
-    rows = pages.trial_table(store, study_id, sort=sort, descending=descending, state=state, text=text, page=page)
+def _table(store: Store, study_id: int, asked: Asked) -> dict[str, Any]:
+    text = asked.q[:200]
+    rows = pages.trial_table(
+        store, study_id, sort=asked.sort, descending=asked.descending, state=asked.state, text=text, page=asked.page
+    )
     levels = queries.levels(store, study_id)
-    asked = {"sort": sort, "descending": descending, "state": state, "q": text}
-    return {"table": rows, "asked": asked, "own": own_command(levels), "gains": pages.gains_of(rows.rows, levels)}
+    shown = {"sort": asked.sort, "descending": asked.descending, "state": asked.state, "q": text}
+    return {"table": rows, "asked": shown, "own": own_command(levels), "gains": pages.gains_of(rows.rows, levels)}
 
 
 def _stream(lines: AsyncIterator[str]) -> StreamingResponse:
