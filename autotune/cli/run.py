@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import signal
 import sys
+from contextlib import closing
 from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
@@ -195,7 +196,8 @@ def tune(request: RunRequest, *, dry_run: bool, as_json: bool, resumed: StudyRec
             previous = {sig: signal.signal(sig, interrupted) for sig in (signal.SIGINT, signal.SIGTERM)}
             try:
                 outputs = job.run()
-                report = write_report(Store.open(request.storage), outputs.study, request.out)
+                with closing(Store.open(request.storage)) as store:
+                    report = write_report(store, outputs.study, request.out)
                 outputs = replace(outputs, files=(*outputs.files, report))
             finally:
                 for sig, handler in previous.items():
