@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timezone
+from datetime import datetime
 from typing import Any, Generic, TypeVar
 
 from sqlalchemy import ColumnElement, Select, Text, and_, case, cast, func, or_, select
 
 from autotune.store.records import StudyRecord, TrialRecord
-from autotune.store.store import Store, _study_record, _utc
+from autotune.store.store import DATABASE_NOW, Store, _utc, study_record, trial_facts
 from autotune.store.tables import StepRow, StudyRow, TrialRow
 from autotune.values import Point, StepRecord, TrialKind, TrialState
 
@@ -227,11 +227,13 @@ def study_summaries(store: Store, ids: Sequence[int]) -> list[StudySummary]:
 def study_by_id(store: Store, study_id: int) -> StudyRecord | None:
     """The whole study, or None."""
     with store.reading() as session:
-        row = session.get(StudyRow, study_id) if 0 < study_id < 2**31 else None
-        if row is None:
+        if not 0 < study_id < 2**31:
+            return None
+        found = session.execute(select(StudyRow, DATABASE_NOW).where(StudyRow.id == study_id)).one_or_none()
+        if found is None:
             return None
         count = session.scalar(select(func.count()).where(TrialRow.study_id == study_id)) or 0
-        return _study_record(row, count, datetime.now(timezone.utc))
+        return study_record(found[0], count, found[1])
 
 
 def trials_page(
@@ -474,28 +476,9 @@ def _trials(session: Any, query: Select[Any]) -> list[TrialSummary]:
 def _trial(row: Any, sums: Any) -> TrialSummary:
     _, settling, disturbed, counted, settling_seconds, counted_seconds = sums or (0, 0, 0, 0, 0.0, 0.0)
     return TrialSummary(
+        **trial_facts(row),
         id=row.id,
         study_id=row.study_id,
-        number=row.number,
-        kind=TrialKind(row.kind),
-        state=TrialState(row.state),
-        point=Point.of(row.point),
-        origin=row.origin,
-        source=row.source,
-        work=row.work,
-        engine=row.engine,
-        session=row.session,
-        simulated=row.simulated,
-        started_at=_utc(row.started_at) if row.started_at else None,
-        ended_at=_utc(row.ended_at) if row.ended_at else None,
-        startup_seconds=row.startup_seconds,
-        wall_seconds=row.wall_seconds,
-        throughput=row.throughput,
-        mfu=row.mfu,
-        step_seconds=row.step_seconds,
-        memory_gb=row.memory_gb,
-        phases=row.phases,
-        failure=row.failure,
         settling_steps=int(settling),
         counted_steps=int(counted),
         invalid_steps=int(disturbed),

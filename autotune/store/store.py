@@ -51,6 +51,8 @@ VERSION_TABLE = "autotune_alembic_version"
 BUSY_SECONDS = 60.0
 NAME_LENGTH = 200
 _WRITES = {"autotune_writes": True}
+DATABASE_NOW = type_coerce(func.current_timestamp(), StudyRow.lease_at.type)
+"""The time by the clock of the database, which hosts that share it have in common."""
 _MIGRATION_LOCK = 0x6175746F74756E65
 """Key of the advisory lock that one migration at a time holds in PostgreSQL: "autotune" in ASCII."""
 _MIGRATIONS = Path(__file__).resolve().parent / "migrations"
@@ -210,9 +212,8 @@ class Store:
         """All studies, oldest first."""
         count = select(func.count()).where(TrialRow.study_id == StudyRow.id).correlate(StudyRow).scalar_subquery()
         with Session(self._engine) as session:
-            now = type_coerce(func.current_timestamp(), StudyRow.lease_at.type)
-            rows = session.execute(select(StudyRow, count, now).order_by(StudyRow.id)).all()
-            return [_study_record(row, trials, now) for row, trials, now in rows]
+            rows = session.execute(select(StudyRow, count, DATABASE_NOW).order_by(StudyRow.id)).all()
+            return [study_record(row, trials, now) for row, trials, now in rows]
 
     def study(self, name: str) -> StudyRecord:
         """The study of that name.
@@ -679,7 +680,8 @@ def _step_row(trial_id: int, step: StepRecord) -> StepRow:
     )
 
 
-def _study_record(row: StudyRow, trials: int, now: datetime) -> StudyRecord:
+def study_record(row: StudyRow, trials: int, now: datetime) -> StudyRecord:
+    """A study as it is given back; `now` is the database's clock (`DATABASE_NOW`), by which leases are renewed."""
     age = None if row.lease_at is None else (_utc(now) - _utc(row.lease_at)).total_seconds()
     return StudyRecord(
         lease=None if row.lease is None else Lease(**row.lease),
@@ -705,33 +707,40 @@ def _study_record(row: StudyRow, trials: int, now: datetime) -> StudyRecord:
     )
 
 
+def trial_facts(row: Any) -> dict[str, Any]:
+    """What a list, a picture and the whole record tell of a trial, by their fields; `row` has at least these columns."""
+    return {
+        "number": row.number,
+        "kind": TrialKind(row.kind),
+        "state": TrialState(row.state),
+        "point": Point.of(_knob_values(row.point)),
+        "origin": row.origin,
+        "source": row.source,
+        "work": row.work,
+        "engine": row.engine,
+        "session": row.session,
+        "simulated": row.simulated,
+        "started_at": _utc(row.started_at) if row.started_at else None,
+        "ended_at": _utc(row.ended_at) if row.ended_at else None,
+        "startup_seconds": row.startup_seconds,
+        "wall_seconds": row.wall_seconds,
+        "throughput": row.throughput,
+        "mfu": row.mfu,
+        "step_seconds": row.step_seconds,
+        "memory_gb": row.memory_gb,
+        "phases": row.phases,
+        "failure": row.failure,
+    }
+
+
 def _trial_record(row: TrialRow, settling: int, invalid: int, steps: int) -> TrialRecord:
     return TrialRecord(
-        number=row.number,
+        **trial_facts(row),
         optuna_number=row.optuna_number,
-        kind=TrialKind(row.kind),
-        state=TrialState(row.state),
-        point=Point.of(_knob_values(row.point)),
         overrides=tuple(row.overrides),
-        origin=row.origin,
-        source=row.source,
-        work=row.work,
-        engine=row.engine,
-        session=row.session,
-        simulated=row.simulated,
-        started_at=_utc(row.started_at) if row.started_at else None,
-        ended_at=_utc(row.ended_at) if row.ended_at else None,
-        startup_seconds=row.startup_seconds,
-        wall_seconds=row.wall_seconds,
         world_size=row.world_size,
-        throughput=row.throughput,
-        mfu=row.mfu,
-        step_seconds=row.step_seconds,
-        memory_gb=row.memory_gb,
-        phases=row.phases,
         echo=row.echo,
         gpus=tuple(row.gpus),
-        failure=row.failure,
         run_dir=row.run_dir,
         settling_steps=settling,
         counted_steps=steps - settling - invalid,
