@@ -52,7 +52,7 @@ def study(tmp_path_factory):
         "--trials",
         "3",
         "--confirmations",
-        "1",
+        "2",
         "--out",
         "out",
         "--study",
@@ -82,7 +82,7 @@ def test_the_baseline_is_measured_and_a_point_that_verl_rejects_is_survived(stud
     states = {
         kind: [t["state"] for t in shown["trials"] if t["kind"] == kind] for kind in ("baseline", "search", "confirm")
     }
-    assert states == {"baseline": ["measured"], "search": ["infeasible", "measured"], "confirm": ["measured"] * 2}
+    assert states == {"baseline": ["measured"], "search": ["infeasible", "measured"], "confirm": ["measured"] * 4}
     rejected = next(t for t in shown["trials"] if t["state"] == "infeasible")
     assert rejected["failure"]["class"] == "vllm_kv_cache"
     assert rejected["failure"]["phase"] == "init_rollout"
