@@ -19,9 +19,10 @@ def new() -> Leftovers:
     return leftovers
 
 
-def test_a_segment_that_nobody_holds_is_removed_with_the_private_folder():
+@pytest.mark.parametrize("name", ["psm_test_", "verl_weights_", "torch_1_", "nccl-test"])
+def test_a_segment_that_nobody_holds_is_removed_with_the_private_folder(name):
     leftovers = new()
-    orphan = SHARED_MEMORY / f"psm_test_{uuid.uuid4().hex}"
+    orphan = SHARED_MEMORY / f"{name}{uuid.uuid4().hex}"
     orphan.write_bytes(b"x")
     assert str(orphan) in leftovers.remove()
     assert not orphan.exists()

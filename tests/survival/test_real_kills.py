@@ -151,6 +151,7 @@ def test_whatever_is_killed_of_real_verl_the_study_goes_on_and_nothing_is_left(f
 
 def test_a_verl_that_hangs_is_ended_by_the_watchdog_and_recorded_as_such(folder):
     """oneDNN packs the weights of vLLM's CPU build, after which verl's first weight sync waits for ever."""
+    before = shared_memory()
     run = autotune(
         folder,
         *["run", "--demo", "--trials", "1", "--confirmations", "0", "--out", "out", "--study", "hung"],
@@ -164,6 +165,7 @@ def test_a_verl_that_hangs_is_ended_by_the_watchdog_and_recorded_as_such(folder)
     assert trial["failure"]["class"] == "hang_no_progress"
     assert shown["verdict"]["decision"] == "baseline_failed"
     assert list((folder / "records").iterdir()) == []
+    assert shared_memory() <= before
 
 
 def _output(folder: Path, *arguments: str) -> bytes:
