@@ -12,8 +12,8 @@ from pathlib import Path
 
 SHARED_MEMORY = Path("/dev/shm")
 _SEGMENTS = re.compile(r"(verl_weights_|psm_|sem\.|torch_|plasma|nccl-|__KMP_REGISTERED_LIB_|loky|pymp-|ray|vllm|cuda)")
-"""How verl (bucketed_weight_transfer.py:190) and its libraries begin the names of what they share. What a user copies to /dev/shm during a job (models,
-data sets) is called otherwise, and is never touched."""
+"""How verl (bucketed_weight_transfer.py:190) and its libraries begin the names of what they share. What a user copies to
+/dev/shm during a job (models, data sets) is called otherwise, and is never touched."""
 _SOCKETS = re.compile("rl-colocate-zmq-")
 """Sockets that verl's vLLM rollout makes in /tmp (vllm_rollout.py:139)."""
 
