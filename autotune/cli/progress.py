@@ -110,7 +110,7 @@ class Progress(Listener):
     def _render(self) -> RenderableType:
         parts: list[RenderableType] = []
         elapsed = time.monotonic() - self._begin
-        head = Text(f"{words.duration(elapsed)} · {len(self._trials)} launches done", style="bold")
+        head = Text(f"{words.duration(elapsed)} · {len(self._trials)} trials done", style="bold")
         left = self._time_left()
         if left is not None:
             head.append(f" · about {words.duration(left)} left")

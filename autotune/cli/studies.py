@@ -29,7 +29,7 @@ def studies(
     if as_json:
         terminal.print_json(studies_json(found, gone))
         return
-    table = Table("study", "created (UTC)", "state", "launches", "gain", "workload")
+    table = Table("study", "created (UTC)", "state", "trials", "gain", "workload")
     for study in found:
         verdict = study.verdict or {}
         name = escape(study.name) + (" [bold yellow]SIMULATED[/]" if study.simulated else "")
