@@ -77,10 +77,16 @@ def study(tmp_path_factory):
     return folder, json.loads(ran.stdout), left
 
 
+def drifted(trial):
+    """Whether it was measured once more because the host became faster or slower inside the session."""
+    return "drifted" in trial["origin"]
+
+
 def test_the_baseline_is_measured_and_a_point_that_verl_rejects_is_survived(study):
     _, shown, _ = study
     states = {
-        kind: [t["state"] for t in shown["trials"] if t["kind"] == kind] for kind in ("baseline", "search", "confirm")
+        kind: [t["state"] for t in shown["trials"] if t["kind"] == kind and not drifted(t)]
+        for kind in ("baseline", "search", "confirm")
     }
     assert states == {"baseline": ["measured"], "search": ["infeasible", "measured"], "confirm": ["measured"] * 4}
     rejected = next(t for t in shown["trials"] if t["state"] == "infeasible")
@@ -91,9 +97,10 @@ def test_the_baseline_is_measured_and_a_point_that_verl_rejects_is_survived(stud
 
 def test_the_search_ran_in_a_session_and_the_finalists_in_launches_of_their_own(study):
     _, shown, _ = study
-    (session,) = shown["sessions"]
-    assert session["points"] >= 1
-    assert session["baseline_throughput"] > 0
+    assert len(shown["sessions"]) == 1 + any(drifted(trial) for trial in shown["trials"])
+    for session in shown["sessions"]:
+        assert session["points"] >= 1
+        assert session["baseline_throughput"] > 0
     found = {(t["kind"], t["session"] is None) for t in shown["trials"] if t["state"] == "measured"}
     assert found == {("baseline", True), ("search", False), ("anchor", False), ("confirm", True)}
     assert shown["verdict"]["equivalent"]["gradient"] is True
