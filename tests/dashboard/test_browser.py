@@ -126,7 +126,8 @@ def test_a_walk_from_home_to_the_script_while_a_study_runs(browser, base, folder
             "n => document.querySelectorAll('#trials tbody tr').length > n", arg=before, timeout=90_000
         )
         assert page.evaluate("window.notReloaded") is True
-        assert page.locator("#pick-0").is_checked(), "a ticked row stays ticked when the table is renewed"
+        # A ticked row stays ticked when the table is renewed (asked until it holds: it may be renewed again meanwhile).
+        playwright.expect(page.locator("#pick-0")).to_be_checked()
 
         page.locator("#trials a", has_text="t000").click()
         page.get_by_role("heading", name="t000").wait_for()

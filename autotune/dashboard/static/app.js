@@ -72,13 +72,16 @@
       field.focus();
     }
   });
-  document.addEventListener('htmx:afterSettle', function () {
+  function renew() {
     picked.forEach(function (value) {
       var box = document.querySelector('input[name="t"][value="' + CSS.escape(value) + '"]');
       if (box) box.checked = true;
     });
     times();
-  });
+  }
+  // At once, so that nobody sees a row without its tick; and again where settling put old attributes back.
+  document.addEventListener('htmx:afterSwap', renew);
+  document.addEventListener('htmx:afterSettle', renew);
   times();
   setInterval(times, 30000);
 })();
