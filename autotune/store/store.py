@@ -133,6 +133,10 @@ class Store:
         """A session for queries that only read; it neither waits for the writer nor holds it up."""
         return Session(self._engine)
 
+    def writing(self) -> Session:
+        """A session for one short transaction that writes: begin it, and it holds the writer's place from its first statement."""
+        return Session(self._writing)
+
     def optuna_storage(self) -> optuna.storages.RDBStorage:
         """Optuna's storage in the same database.
 

@@ -123,3 +123,55 @@ class StepRow(Base):
     phases: Mapped[dict[str, Any]] = mapped_column(JSON)
     metrics: Mapped[dict[str, Any]] = mapped_column(JSON)
     invalid: Mapped[str | None] = mapped_column(Text)
+
+
+class ScheduleRow(Base):
+    """A job that is tuned every night: when, which script, and how."""
+
+    __tablename__ = "autotune_schedule"
+    __table_args__ = (UniqueConstraint("name"),)
+
+    id: Mapped[int] = mapped_column(Integer, primary_key=True)
+    name: Mapped[str] = mapped_column(String(100))
+    created_at: Mapped[datetime] = mapped_column(DateTime(timezone=True))
+    updated_at: Mapped[datetime] = mapped_column(DateTime(timezone=True))
+    state: Mapped[str] = mapped_column(String(20))
+    host: Mapped[str] = mapped_column(Text)
+    cron: Mapped[str] = mapped_column(String(200))
+    tz: Mapped[str] = mapped_column(String(100))
+    window: Mapped[str] = mapped_column(String(20))
+    pairs: Mapped[int] = mapped_column(Integer)
+    script_path: Mapped[str] = mapped_column(Text)
+    script_hash: Mapped[str] = mapped_column(String(64))
+    request: Mapped[dict[str, Any]] = mapped_column(JSON)
+    reference: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
+
+
+class NightRow(Base):
+    """One run of a schedule."""
+
+    __tablename__ = "autotune_night"
+    __table_args__ = (
+        UniqueConstraint("schedule_id", "slot"),
+        Index(None, "schedule_id", "planned_at"),
+        Index(None, "state"),
+        Index(None, "study_id"),
+    )
+
+    id: Mapped[int] = mapped_column(Integer, primary_key=True)
+    schedule_id: Mapped[int] = mapped_column(ForeignKey("autotune_schedule.id", ondelete="CASCADE"))
+    slot: Mapped[str] = mapped_column(String(60))
+    state: Mapped[str] = mapped_column(String(20))
+    reason: Mapped[str] = mapped_column(Text)
+    planned_at: Mapped[datetime] = mapped_column(DateTime(timezone=True))
+    until: Mapped[datetime] = mapped_column(DateTime(timezone=True))
+    started_at: Mapped[datetime | None] = mapped_column(DateTime(timezone=True))
+    ended_at: Mapped[datetime | None] = mapped_column(DateTime(timezone=True))
+    attempts: Mapped[int] = mapped_column(Integer)
+    lease: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
+    study_id: Mapped[int | None] = mapped_column(ForeignKey("autotune_study.id", ondelete="SET NULL"))
+    script_hash: Mapped[str | None] = mapped_column(String(64))
+    simulated: Mapped[bool] = mapped_column(Boolean)
+    environment: Mapped[dict[str, Any]] = mapped_column(JSON)
+    canary: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
+    verdict: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
