@@ -75,13 +75,15 @@ class TrialState(str, Enum):
 
 
 class TrialKind(str, Enum):
-    """What a trial is for: the user's own command, the search, the re-measurement of a finalist, or the level of a session."""
+    """What a trial is for."""
 
     BASELINE = "baseline"
     SEARCH = "search"
     CONFIRM = "confirm"
     ANCHOR = "anchor"
     """The user's own command inside a session: what its Points are compared with."""
+    CANARY = "canary"
+    """The user's own command and the best known setting in turns, for the comparison with earlier nights."""
 
 
 class Decision(str, Enum):

@@ -117,13 +117,19 @@ class Bench:
         steps = [self._compose(step, probe) for step in training.steps]
         return measurement, self._measurement(setting, steps, probe, training, Source.COMPOSED, begin)
 
-    def measure(self, setting: Setting, plan: StepPlan, watch: Watch) -> Measurement | StepFailed:
-        """Measures a Point, making the probes that are not there yet."""
+    def measure(
+        self, setting: Setting, plan: StepPlan, watch: Watch, *, whole: bool = False
+    ) -> Measurement | StepFailed:
+        """Measures a Point, making the probes that are not there yet.
+
+        Args:
+            whole: on whole steps, all of them new.
+        """
         begin = time.monotonic()
         settings = self._settings(setting)
         if isinstance(settings, Failure):
             return StepFailed(settings, survived=True)
-        if not self._equal_work:
+        if whole or not self._equal_work:
             probe = self._probe(WHOLE, settings, plan, watch, lambda record: record)
             if isinstance(probe, StepFailed):
                 return probe

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
+from typing import Any
 
 import pynvml
 
@@ -41,6 +43,33 @@ def host_gpus() -> list[Gpu]:
             Gpu(index, _text(pynvml.nvmlDeviceGetUUID(handle)), _text(pynvml.nvmlDeviceGetName(handle)))
             for index, handle in enumerate(handles)
         ]
+    finally:
+        pynvml.nvmlShutdown()
+
+
+_SETTINGS: Mapping[str, Callable[[Any], str]] = {
+    "model": lambda handle: _text(pynvml.nvmlDeviceGetName(handle)),
+    "power limit": lambda handle: f"{pynvml.nvmlDeviceGetEnforcedPowerLimit(handle) // 1000} W",
+    "greatest clock": lambda handle: f"{pynvml.nvmlDeviceGetMaxClockInfo(handle, pynvml.NVML_CLOCK_SM)} MHz",
+    "clock setting": lambda handle: f"{pynvml.nvmlDeviceGetApplicationsClock(handle, pynvml.NVML_CLOCK_SM)} MHz",
+}
+
+
+def gpu_settings() -> dict[str, str]:
+    """What decides how fast the GPUs can be, beside the programs on them: driver, models, power limits, greatest clocks; by
+    name. Empty where there is no NVIDIA driver; what the driver does not tell is left out."""
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return {}
+    try:
+        found = {"NVIDIA driver": _text(pynvml.nvmlSystemGetDriverVersion())}
+        for index in range(pynvml.nvmlDeviceGetCount()):
+            handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+            for name, read in _SETTINGS.items():
+                with contextlib.suppress(pynvml.NVMLError):
+                    found[f"GPU {index} {name}"] = read(handle)
+        return found
     finally:
         pynvml.nvmlShutdown()
 

@@ -29,6 +29,8 @@ FOLDER = Path("/tmp/autotune-leases")
 """Where every tuner of the host looks. Not TMPDIR, which differs by user; not /run/lock, which not everybody may write."""
 FOLDER_VARIABLE = "AUTOTUNE_LEASES"
 """Environment variable that names another folder, such as one that containers with the same GPUs have mounted."""
+CPU = "CPU"
+"""What stands for the whole host among GPUs: two measurements on its cores would slow each other down."""
 _MOST_READ = 4096
 _ATTEMPTS = 50
 
@@ -271,6 +273,8 @@ def _pid(value: object) -> int:
 
 def _busy(uuid: str, holder: Holder | None) -> str:
     who = str(holder) if holder is not None else "another autotune of this host"
+    if uuid == CPU:
+        return f"this node measures already: {who}"
     return (
         f"GPU {uuid} is held by {who}; wait for it with --wait, or choose other GPUs with CUDA_VISIBLE_DEVICES "
         "(--env CUDA_VISIBLE_DEVICES=…)"

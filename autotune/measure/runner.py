@@ -64,6 +64,8 @@ class Order:
     plan: StepPlan
     fresh: bool = False
     """True: in a launch of its own, with the engine started at these values; finalists are confirmed so."""
+    whole: bool = False
+    """True: on whole steps made for this order, even where a session could put the Point together from what it knows."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -177,7 +177,7 @@ class WarmRunner(Runner):
             watch(StageSeen("stopping"))
             return first
         watch(StageSeen("stepping"))
-        found = bench.measure(self._setting(order.point), order.plan, watch)
+        found = bench.measure(self._setting(order.point), order.plan, watch, whole=order.whole)
         if isinstance(found, StepFailed):
             if found.survived and found.failure is not INTERRUPTED:
                 self._doubt = found

@@ -9,7 +9,7 @@ from datetime import datetime
 from enum import Enum
 from typing import Any
 
-from sqlalchemy import delete, func, select
+from sqlalchemy import and_, delete, func, or_, select
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
@@ -367,6 +367,14 @@ def nights_in(store: Store, states: Sequence[NightState]) -> list[NightRecord]:
     """Every night in one of these states, newest first."""
     with store.reading() as session:
         return _nights(session, NightRow.state.in_([state.value for state in states]), most=1000)
+
+
+def open_nights(store: Store, host: str, now: datetime) -> list[NightRecord]:
+    """The nights of a node that are due, run, or may go on since their window is open still; newest first."""
+    may_go_on = and_(NightRow.state == NightState.UNFINISHED.value, NightRow.until > now)
+    active = NightRow.state.in_([NightState.DUE.value, NightState.RUNNING.value])
+    with store.reading() as session:
+        return _nights(session, and_(ScheduleRow.host == host, or_(active, may_go_on)), most=1000)
 
 
 def night_of_study(store: Store, study_id: int) -> NightRecord | None:

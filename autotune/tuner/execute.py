@@ -6,7 +6,7 @@ import json
 import logging
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ import optuna
 import autotune
 from autotune.launch import write_back
 from autotune.measure.cold import ColdJob, ColdRunner
+from autotune.measure.gpu_lease import GpuBusy
 from autotune.measure.payload import write_payload
 from autotune.measure.runner import Runner
 from autotune.measure.warm import WarmRunner
@@ -23,6 +24,7 @@ from autotune.redaction import redact
 from autotune.store.json_shapes import show_json
 from autotune.store.records import StudyRecord, WrongTransition
 from autotune.store.store import Store, usable_url
+from autotune.tuner.canary import Canary
 from autotune.tuner.gpus import Patience, hold_gpus, leased_environment
 from autotune.tuner.launched import stored_launches
 from autotune.tuner.lease import Heartbeat, new_lease
@@ -77,11 +79,17 @@ class StudyJob:
         *,
         runner: Runner | None = None,
         resumed: StudyRecord | None = None,
+        canary: Canary | None = None,
+        deadline: float | None = None,
+        patience: Callable[[GpuBusy], bool] | None = None,
     ) -> None:
         """
         Args:
-            runner: measures the Points; None: a cold runner for the prepared launch.
+            runner: measures the Points; None: what the request names.
             resumed: the study to go on with; None: a new one.
+            canary: measured before the search.
+            deadline: when the verdict must be there, `time.monotonic`; None: the request's time budget alone counts.
+            patience: asked while GPUs are busy, whether to wait; None: as the request says.
 
         Raises:
             BadInput: the store or the output folder cannot be written, a study of that name exists, a GPU is busy, or the
@@ -92,7 +100,10 @@ class StudyJob:
         self._listener = listener
         request = prepared.request
         check_places(request)
-        self._gpus = hold_gpus(prepared.gpus, request.study, Patience(listener.said) if request.wait else None)
+        self._canary = canary
+        self._deadline = deadline
+        wait = patience or (Patience(listener.said) if request.wait else None)
+        self._gpus = hold_gpus(prepared.gpus, request.study, wait)
         try:
             self._set_up(prepared, composer, listener, runner, resumed)
         except BaseException:
@@ -149,7 +160,14 @@ class StudyJob:
             now=time.monotonic,
             listener=listener,
             history=history,
+            canary=self._canary,
+            deadline=self._deadline,
         )
+
+    @property
+    def study_id(self) -> int:
+        """Id of the study in the store."""
+        return self._study_id
 
     def _create(self, prepared: Prepared) -> int:
         request = prepared.request

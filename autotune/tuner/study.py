@@ -14,6 +14,7 @@ from autotune.measure.runner import Event, Order, Runner, StepSeen
 from autotune.measure.warm import WarmRunner
 from autotune.search.verdict import Judgement, LaunchSample, judge
 from autotune.store.store import Store
+from autotune.tuner.canary import Canary, CanarySeen, order_of_turn
 from autotune.tuner.launched import CAUSE_UNKNOWN, Launched, may_repeat
 from autotune.tuner.listener import Listener
 from autotune.tuner.persist import Persistence, disk_failure
@@ -43,6 +44,8 @@ LAUNCHES_IN = 5
 """One Point in so many may need a launch of its own while a session could measure others at a fraction of the price."""
 PASS_OVER_AT_MOST = 200
 """Proposals in a row that would need a launch of their own, after which the session has nothing left to measure."""
+AFTER_THE_CHOICE = frozenset({TrialKind.CONFIRM, TrialKind.CANARY})
+"""Launches that were made when their Point had been chosen already, so that their figures do not flatter it."""
 FINALISTS = 3
 """How many Points in order of their result are tried as winner when the first cannot be measured again."""
 
@@ -63,6 +66,8 @@ class StudyRun:
         now: Callable[[], float],
         listener: Listener | None = None,
         history: Sequence[Launched] = (),
+        canary: Canary | None = None,
+        deadline: float | None = None,
     ) -> None:
         """
         Args:
@@ -70,6 +75,8 @@ class StudyRun:
                 why they refuse it.
             now: a clock that only moves forward, seconds.
             history: the launches of the study so far, where it is taken up again; the proposer knows them already.
+            canary: measured before the search, also where the study is taken up again.
+            deadline: when the verdict must be there, by the clock `now`; None: the request's time budget alone counts.
         """
         self._prepared = prepared
         self._request = prepared.request
@@ -85,6 +92,8 @@ class StudyRun:
             store, study_id, self._request.study, self._request.out, self._listener.said, stopped=self._stop.is_set
         )
         self._begin = now()
+        self._canary = canary
+        self._deadline = deadline
         self._launched: list[Launched] = list(history)
         self._spent_before = sum(
             run.wall_seconds for run in history if math.isfinite(run.wall_seconds) and run.kind is not TrialKind.ANCHOR
@@ -112,6 +121,8 @@ class StudyRun:
         if baseline is None:
             return self._close("stopped" if self.stopped else "failed", self._failed_verdict())
         self._say_how()
+        if self._canary is not None and not self._stop.is_set():
+            self._sing(self._canary)
         self._search()
         verdict = self._verdict(self._confirm())
         return self._close("stopped" if self.stopped else "finished", verdict)
@@ -124,6 +135,40 @@ class StudyRun:
         proposal = self._proposer.take(self._proposer.baseline())
         launched = self._launch(proposal.point, TrialKind.BASELINE, proposal.origin, proposal)
         return launched if launched.state is TrialState.MEASURED else None
+
+    def _sing(self, canary: Canary) -> None:
+        """Measures the canary's pairs: all in one session where the best setting can be had in one, so that launches and
+        their differences play no part; else each in a launch of its own."""
+        own = self._prepared.space.baseline
+        best = None if canary.best is None or canary.best == own else canary.best
+        live = self._sessions is not None and self._sessions.is_live(own if best is None else best)
+        outcomes: dict[bool, list[Measurement | Failure]] = {True: [], False: []}
+        begin = self._now()
+        half = math.inf if self._deadline is None else (self._deadline - begin) / 2
+        for turn in range(canary.pairs):
+            if turn >= 2 and (self._now() - begin) * (turn + 1) / turn > half:
+                self._listener.said(
+                    f"The canary ends after {turn} pairs: more would take half of the time that is left."
+                )
+                break
+            for of_best in order_of_turn(turn):
+                if of_best and best is None:
+                    continue
+                point = own if best is None or not of_best else best
+                who = "the best setting so far" if of_best else "the user's own command"
+                run = self._launch(
+                    canonical(point, own),
+                    TrialKind.CANARY,
+                    f"canary {turn + 1} of {canary.pairs}: {who}",
+                    None,
+                    own_launch=not live,
+                )
+                if self._stop.is_set():
+                    return
+                outcomes[of_best].append(run.outcome)
+            if any(isinstance(made[-1], Failure) for made in outcomes.values() if made):
+                break
+        canary.done(CanarySeen(best, live, tuple(outcomes[False]), tuple(outcomes[True])))
 
     def _say_how(self) -> None:
         """Where every Point costs a launch, what the budget affords."""
@@ -259,12 +304,14 @@ class StudyRun:
             found.insert(0, run)
         return found
 
-    def _launch(self, point: Point, kind: TrialKind, origin: str, proposal: Proposal | None) -> Launched:
+    def _launch(
+        self, point: Point, kind: TrialKind, origin: str, proposal: Proposal | None, *, own_launch: bool = False
+    ) -> Launched:
         attempts = self._attempts(point, kind, proposal)
         while True:
             again = any(not attempt.lost for attempt in attempts)
             origin_now = f"{origin} (again)" if attempts else origin
-            attempts.append(self._attempt(point, kind, origin_now, proposal, again=again))
+            attempts.append(self._attempt(point, kind, origin_now, proposal, again=again, own_launch=own_launch))
             if self._stop.is_set() or not may_repeat(attempts):
                 break
         launched = attempts[-1]
@@ -278,7 +325,14 @@ class StudyRun:
         return [run for run in self._launched if run.optuna_number == proposal.trial.number and run.kind is kind]
 
     def _attempt(
-        self, point: Point, kind: TrialKind, origin: str, proposal: Proposal | None, *, again: bool
+        self,
+        point: Point,
+        kind: TrialKind,
+        origin: str,
+        proposal: Proposal | None,
+        *,
+        again: bool,
+        own_launch: bool,
     ) -> Launched:
         number, run_dir = self._begin_trial(point, kind, origin, proposal)
         begin = self._now()
@@ -289,9 +343,10 @@ class StudyRun:
             self._listener.trial_event(number, event)
 
         # The user's own command and the finalists are launched as their users would launch them.
-        fresh = kind in (TrialKind.BASELINE, TrialKind.CONFIRM)
+        fresh = own_launch or kind in (TrialKind.BASELINE, TrialKind.CONFIRM)
         overrides = self._prepared.overrides(point, self._hook_file)
-        order = Order(label_of(number), point, overrides, run_dir, self._request.plan, fresh=fresh)
+        whole = kind is TrialKind.CANARY
+        order = Order(label_of(number), point, overrides, run_dir, self._request.plan, fresh=fresh, whole=whole)
         outcome = self._measure(order, watch)
         seconds = self._now() - begin
         state, outcome = self._classify(point, outcome, again=again)
@@ -409,7 +464,7 @@ class StudyRun:
         Args:
             fresh: whether it needs a launch of its own.
         """
-        if self._request.time_budget is None:
+        if self._request.time_budget is None and self._deadline is None:
             return True
         timed = [run for run in self._launched if math.isfinite(run.wall_seconds) and run.kind is not TrialKind.ANCHOR]
         own = [run.wall_seconds for run in timed if run.session is None]
@@ -419,7 +474,10 @@ class StudyRun:
         launch = median(own)
         point = median(inside) if inside and not fresh else launch
         reserve = point + 2 * self._request.confirmations * launch
-        return self._spent_before + self._now() - self._begin + reserve <= self._request.time_budget
+        if self._deadline is not None and self._now() + reserve > self._deadline:
+            return False
+        budget = self._request.time_budget
+        return budget is None or self._spent_before + self._now() - self._begin + reserve <= budget
 
     def _samples(self, point: Point, *, confirm: bool | None = None) -> list[LaunchSample]:
         """Launches of their own of a Point; what a session measured is no launch."""
@@ -429,7 +487,7 @@ class StudyRun:
             if run.point == point
             and isinstance(run.outcome, Measurement)
             and run.outcome.session is None
-            and (confirm is None or (run.kind is TrialKind.CONFIRM) is confirm)
+            and (confirm is None or (run.kind in AFTER_THE_CHOICE) is confirm)
         ]
 
     def _chosen_on(self, point: Point) -> list[LaunchSample]:

@@ -1,0 +1,43 @@
+"""`autotune night`: the process of one night. The service starts it; nobody types it."""
+
+from __future__ import annotations
+
+import os
+from typing import Annotated
+
+import typer
+
+from autotune.cli import console as terminal
+from autotune.cli.progress import Progress
+from autotune.dashboard.report import write_report
+from autotune.service.daemon import STORAGE_VARIABLE
+from autotune.service.night import Alarm, Night
+from autotune.store.schedules import NightRecord, NightState, ScheduleRecord
+from autotune.values import AutotuneError, BadInput
+
+
+def night(night_id: Annotated[int, typer.Argument(help="Id of a night that is due.")]) -> None:
+    """Runs one night of a schedule."""
+
+    def announce(alarm: Alarm, schedule: ScheduleRecord, told: NightRecord) -> None:
+        terminal.out.print(f"{alarm.kind}: {alarm.text}", markup=False)
+
+    try:
+        storage = os.environ.get(STORAGE_VARIABLE)
+        if storage is None:
+            raise BadInput(f"{STORAGE_VARIABLE} is not set; nights are started by autotune serve")
+        with Progress(terminal.out) as progress:
+            state = Night(
+                storage,
+                night_id,
+                listener=progress,
+                announce=announce,
+                publish=lambda store, study, out: terminal.out.print(
+                    str(write_report(store, study, out)), markup=False
+                ),
+            ).run()
+    except BadInput as error:
+        terminal.refuse(str(error))
+    except AutotuneError as error:
+        terminal.refuse(str(error), status=terminal.RUN_FAILED)
+    raise typer.Exit(terminal.RUN_FAILED if state is NightState.FAILED else terminal.OK)
