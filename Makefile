@@ -15,7 +15,7 @@ test: $(VENV)/.verl $(VENV)/.postgres $(VENV)/.chromium
 	$(BIN)/python -m pytest
 
 test-fast: $(VENV)/.base
-	$(BIN)/python -m pytest -m "not verl and not postgres and not browser"
+	$(BIN)/python -m pytest -m "not verl and not postgres and not browser and not slow"
 
 lint: $(VENV)/.base
 	$(BIN)/ruff check .

@@ -12,6 +12,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from itertools import pairwise
 from statistics import fmean, variance
 from typing import TypeAlias
 
@@ -34,6 +35,8 @@ SURE_AFTER = 2
 PRIOR_FREEDOM = 3.0
 """How many nights the first guess of the spread between nights counts for."""
 PRIOR_DEVIATION = 0.01
+DIFFERENCES_WORTH = 2 / 3
+"""Degrees of freedom that a difference of neighbours tells, against one that a deviation from the mean would (von Neumann)."""
 
 Levels: TypeAlias = Mapping[str, Mapping[str, Sequence[float]]]
 """By subject (`own`, `best`) and quantity (a phase, or `step`): seconds per thousand tokens of every repetition."""
@@ -159,14 +162,15 @@ def _test(
 def _spread(groups: Sequence[Sequence[Sequence[float]]], tonight: Sequence[float]) -> tuple[float, float]:
     """Standard deviation between nights of a mean over their repetitions, and its degrees of freedom.
 
-    It is never less than what the repetitions inside a night make of it.
+    It comes from what nights differ from the night before, so that a level which creeps does not pass for noise; and it is
+    never less than what the repetitions inside a night make of it.
     """
-    squares, freedom = 0.0, 0
+    differences: list[float] = []
     for group in groups:
         levels = [_level(samples) for samples in group]
-        if len(levels) > 1:
-            squares += variance(levels) * (len(levels) - 1)
-            freedom += len(levels) - 1
+        differences += [later - earlier for earlier, later in pairwise(levels)]
+    freedom = DIFFERENCES_WORTH * len(differences)
+    squares = freedom * fmean(d * d / 2 for d in differences) if differences else 0.0
     inside = [
         variance([math.log(sample) for sample in samples]) / len(samples)
         for samples in (*(samples for group in groups for samples in group), tonight)

@@ -26,6 +26,7 @@ from autotune.measure.gpu import gpu_settings
 from autotune.measure.gpu_lease import CPU, GpuBusy, GpuLease, Holder
 from autotune.measure.job_record import await_orphans
 from autotune.redaction import MASK
+from autotune.search.first_points import FirstPoint
 from autotune.service import reference
 from autotune.service.canary import canary_json, judge_canary
 from autotune.service.control import PERSON, SERVICE, alive
@@ -33,6 +34,7 @@ from autotune.store import queries, schedules
 from autotune.store.records import StudyRecord
 from autotune.store.schedules import NightRecord, NightState, ScheduleRecord
 from autotune.store.store import Store
+from autotune.tuner import wording
 from autotune.tuner.canary import Canary, CanarySeen
 from autotune.tuner.execute import Outputs, StudyJob, check_places
 from autotune.tuner.gpus import Patience
@@ -230,6 +232,9 @@ class Night:
     ) -> tuple[NightState, str]:
         request = prepared.request
         self._known = reference.known_best(self._schedule.reference, prepared.space.baseline, script_hash)
+        if self._known is not None and self._known not in [first.point for first in prepared.first]:
+            first = FirstPoint(self._known, "the best setting of earlier nights")
+            prepared = replace(prepared, first=(first, *prepared.first))
         patience = Patience(self._listener.said)
         waits_until = time.monotonic() + max(0.0, ending.left) * WAIT_SHARE
 
@@ -299,11 +304,11 @@ class Night:
             slot=self._night.slot,
             script_hash=script_hash,
         )
-        if moved is None:
+        if moved is None or best is None:
             return
         schedules.change_schedule(self._store, self._schedule.id, reference=moved)
         low, high = moved["interval"]
-        changed = ", ".join(f"{key}={value}" for key, value in moved["overrides"].items())
+        changed = wording.changes(best.point.changes_from(Point.of((record.settings or {})["baseline"])))
         text = f"Faster than your command by {moved['gain']:+.1%} (95 % interval {low:+.1%} to {high:+.1%}): {changed}"
         night = schedules.night(self._store, self._night.id) or self._night
         self._announce(Alarm("new_best", text), self._schedule, night)
@@ -341,7 +346,8 @@ class Night:
         while name in taken:
             name, count = f"{self._schedule.name}-{day}-{count}", count + 1
         base = Path(str(self._schedule.request["out"]))
-        return replace(request, study=name, out=base / name)
+        # With the same seed every night would propose the same Points.
+        return replace(request, study=name, out=base / name, seed=request.seed + self._night.id)
 
 
 def request_of(schedule: ScheduleRecord, storage: str, env: Mapping[str, str]) -> RunRequest:

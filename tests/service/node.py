@@ -19,6 +19,7 @@ from autotune.store import schedules
 from autotune.store.schedules import NightRecord, NightState, ScheduleRecord
 from autotune.store.store import Store
 from autotune.tuner.request import RunRequest
+from autotune.values import TrialState
 from tests.fakes.launches import environment, write_script
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -63,14 +64,19 @@ class Node:
             request=shown,
         )
 
-    def daemon(self, **faults: str) -> Daemon:
-        """A service whose nights run the double with these faults."""
+    def daemon(self, *, now: Callable[[], datetime] | None = None, **faults: str) -> Daemon:
+        """A service whose nights run the double with these faults.
+
+        Args:
+            now: its clock; None: the real one.
+        """
         return Daemon(
             self.store,
             self.storage,
             logs=self.folder / "logs",
             announce=lambda text, schedule, night: self.told.append(text),
             env=self.env(**faults),
+            now=now or (lambda: datetime.now(timezone.utc)),
         )
 
     def env(self, **faults: str) -> dict[str, str]:
@@ -107,3 +113,20 @@ class Node:
         found = self.night(night).verdict
         assert found is not None
         return found
+
+    def measured(self, night: NightRecord) -> int:
+        """How many trials of its study have ended."""
+        study = self.night(night).study_id
+        if study is None:
+            return 0
+        return sum(trial.state not in (TrialState.RUNNING, TrialState.QUEUED) for trial in self.store.trials(study))
+
+    def ended_for_good(self, night: NightRecord, *, seconds: float = 90.0) -> NightRecord:
+        """The night once it is in a state from which it does not come back."""
+        final = ENDED - {NightState.UNFINISHED}
+        self.until(lambda: self.night(night).state in final, f"the end of {night.slot}", seconds=seconds)
+        return self.night(night)
+
+    def log(self, night: NightRecord) -> str:
+        """What its process printed."""
+        return (self.folder / "logs" / f"{night.schedule}-{night.id}.log").read_text()

@@ -65,7 +65,7 @@ def serve(c, seconds_by_phase, out_of_memory, check):
     }
     hello = {"verl": "0.9.1+double", "world_size": gpus, "engines": [engine], "poll_seconds": 2.0}
     line = wire.connect(os.environ[wire.SOCKET], os.environ[wire.TOKEN], hello)
-    dice = random.Random(1)
+    dice = random.Random(int(os.environ.get("FAKE_VERL_SEED", "1")))
     spread = float(os.environ.get("FAKE_VERL_NOISE", "0"))
     orders = step = 0
     hurt = False

@@ -3,6 +3,8 @@
 It composes real Hydra overrides, refuses and runs out of memory with the messages of the real one, and writes the same
 JSONL. What it does wrong on purpose is asked for in the environment:
     FAKE_VERL_NOISE=0.02       spread of a launch, relative
+    FAKE_VERL_SEED=n           another noise
+    FAKE_VERL_SLOW=phase:1.06  takes that much longer in one phase
     FAKE_VERL_HANG=start|step  stops making progress, and ignores SIGTERM
     FAKE_VERL_CHILD=1          starts a child that ignores SIGTERM and leaves a file in /dev/shm
     FAKE_VERL_CLUSTER=1        starts a "raylet" that leaves the process tree and an "EngineCore", and dies when one of them does
@@ -58,7 +60,8 @@ def seconds_by_phase(c, noise):
         ),
         "update_weights": 0.3,
     }
-    return {name: value * noise for name, value in phases.items()}
+    slow, _, factor = os.environ.get("FAKE_VERL_SLOW", "").partition(":")
+    return {name: value * noise * (float(factor) if name == slow else 1.0) for name, value in phases.items()}
 
 
 def out_of_memory(c):
