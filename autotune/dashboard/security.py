@@ -6,7 +6,7 @@ from collections.abc import Collection
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.responses import PlainTextResponse
+from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
@@ -55,7 +55,7 @@ class Guard:
 
         refusal = self._refusal(Headers(scope=scope), str(scope["method"]))
         if refusal is not None:
-            await PlainTextResponse(refusal, status_code=403)(scope, receive, send_guarded)
+            await _refused(refusal, str(scope["path"]))(scope, receive, send_guarded)
             return
         await self._app(scope, receive, send_guarded)
 
@@ -67,6 +67,13 @@ class Guard:
         if method not in ("GET", "HEAD") and origin is not None and urlsplit(origin).netloc.lower() != host.lower():
             return "Posts are taken from the dashboard's own pages only.\n"
         return None
+
+
+def _refused(why: str, path: str) -> Response:
+    """For people, or in the shape that every refusal of the API has."""
+    if path.startswith("/api/"):
+        return JSONResponse({"error": {"code": "FORBIDDEN", "message": why.strip()}}, status_code=403)
+    return PlainTextResponse(why, status_code=403)
 
 
 def host_name(host: str) -> str:

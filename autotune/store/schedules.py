@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from enum import Enum
@@ -367,6 +367,35 @@ def nights_in(store: Store, states: Sequence[NightState]) -> list[NightRecord]:
     """Every night in one of these states, newest first."""
     with store.reading() as session:
         return _nights(session, NightRow.state.in_([state.value for state in states]), most=1000)
+
+
+def last_nights(store: Store, decisions: Collection[str] = ()) -> dict[int, NightRecord]:
+    """The newest night of each schedule, by the schedule's id.
+
+    Args:
+        decisions: only of the nights whose verdict is one of these; empty: of all.
+    """
+    place = func.row_number().over(
+        partition_by=NightRow.schedule_id, order_by=(NightRow.planned_at.desc(), NightRow.id.desc())
+    )
+    numbered = select(NightRow.id, place.label("place"))
+    if decisions:
+        numbered = numbered.where(NightRow.verdict["decision"].as_string().in_(decisions))
+    ranked = numbered.subquery()
+    newest = select(ranked.c.id).where(ranked.c.place == 1)
+    with store.reading() as session:
+        return {found.schedule_id: found for found in _nights(session, NightRow.id.in_(newest), most=1000)}
+
+
+def night_counts(store: Store) -> dict[tuple[str, NightState], int]:
+    """How many nights each schedule has in each state, by the schedule's name; what there is none of is left out."""
+    query = (
+        select(ScheduleRow.name, NightRow.state, func.count())
+        .join(NightRow, NightRow.schedule_id == ScheduleRow.id)
+        .group_by(ScheduleRow.name, NightRow.state)
+    )
+    with store.reading() as session:
+        return {(name, NightState(state)): count for name, state, count in session.execute(query)}
 
 
 def night_of_study(store: Store, study_id: int) -> NightRecord | None:
