@@ -44,7 +44,7 @@ def scrape(store: Store) -> dict[tuple[str, ...], float]:
 
 def test_an_empty_store_has_the_build_and_zeros(store):
     seen = scrape(store)
-    assert [key for key in seen if key[0] == "autotune_build_info"][0][2] == f"version={autotune.__version__}"
+    assert next(key for key in seen if key[0] == "autotune_build_info")[2] == f"version={autotune.__version__}"
     assert seen["autotune_schedules", "state=active"] == 0
     assert seen["autotune_studies", "state=running"] == 0
     assert not any(key[0] in ("autotune_regression", "autotune_nights") for key in seen)
@@ -121,9 +121,9 @@ def test_the_levels_of_the_last_night_and_the_gain_of_the_reference(store):
     add_night(store, schedule, 1, canary=canary(1000.0, 1200.0))
     seen = scrape(store)
     labels = ("schedule=nightly", "simulated=true")
-    assert seen["autotune_own_tokens_per_second_per_gpu", *labels] == 1000.0
-    assert seen["autotune_best_tokens_per_second_per_gpu", *labels] == 1200.0
-    assert seen["autotune_reference_gain", *labels] == 0.2
+    assert seen[("autotune_own_tokens_per_second_per_gpu", *labels)] == 1000.0
+    assert seen[("autotune_best_tokens_per_second_per_gpu", *labels)] == 1200.0
+    assert seen[("autotune_reference_gain", *labels)] == 0.2
 
 
 def test_without_a_best_setting_only_the_own_level_is_shown(store):
