@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from http import HTTPStatus
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -55,7 +56,8 @@ class Guard:
 
         refusal = self._refusal(Headers(scope=scope), str(scope["method"]))
         if refusal is not None:
-            await _refused(refusal, str(scope["path"]))(scope, receive, send_guarded)
+            plain = PlainTextResponse(refusal, status_code=403)
+            await (api_problem(str(scope["path"]), 403, refusal) or plain)(scope, receive, send_guarded)
             return
         await self._app(scope, receive, send_guarded)
 
@@ -69,11 +71,14 @@ class Guard:
         return None
 
 
-def _refused(why: str, path: str) -> Response:
-    """For people, or in the shape that every refusal of the API has."""
-    if path.startswith("/api/"):
-        return JSONResponse({"error": {"code": "FORBIDDEN", "message": why.strip()}}, status_code=403)
-    return PlainTextResponse(why, status_code=403)
+def api_problem(path: str, status: int, message: str) -> Response | None:
+    """A refusal in the shape that every one of the API has; None where the path is none of the API's.
+
+    Some addresses under the API's never reach it: those with a line break, and those of strangers.
+    """
+    if not path.startswith("/api/"):
+        return None
+    return JSONResponse({"error": {"code": HTTPStatus(status).name, "message": message.strip()}}, status_code=status)
 
 
 def host_name(host: str) -> str:

@@ -500,8 +500,8 @@ def test_a_name_with_line_breaks_reaches_nothing(store, client, name):
     register(store)
     before = rows(store)
     for change in CHANGES:
-        assert client.post(f"schedules/{quote(name)}/{change}", headers=BEARER).status_code == 404
-    assert client.get(f"schedules/{quote(name)}").status_code == 404
+        refusal(client.post(f"schedules/{quote(name)}/{change}", headers=BEARER), 404)
+    refusal(client.get(f"schedules/{quote(name)}"), 404)
     assert rows(store) == before
 
 
