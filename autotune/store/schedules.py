@@ -246,8 +246,14 @@ def remove_schedule(store: Store, schedule_id: int) -> None:
 # -- nights ----------------------------------------------------------------------------------------------------------------
 
 
-def plan_night(store: Store, schedule_id: int, *, slot: str, planned_at: datetime, until: datetime) -> int | None:
-    """Stores a night that is due; returns its id, or None where the slot has one already: it ran, or runs."""
+def plan_night(
+    store: Store, schedule_id: int, *, slot: str, planned_at: datetime, until: datetime, alone: bool = False
+) -> int | None:
+    """Stores a night that is due; returns its id, or None where the slot has one already: it ran, or runs.
+
+    Args:
+        alone: not while another night of the schedule is due or runs; two who ask at once get one night.
+    """
     row = NightRow(
         schedule_id=schedule_id,
         slot=slot,
@@ -262,13 +268,21 @@ def plan_night(store: Store, schedule_id: int, *, slot: str, planned_at: datetim
     try:
         with store.writing() as session, session.begin():
             taken = select(NightRow.id).where(NightRow.schedule_id == schedule_id, NightRow.slot == slot)
-            if session.scalar(taken) is not None:
+            if session.scalar(taken) is not None or (alone and _is_active(session, schedule_id)):
                 return None
             session.add(row)
             session.flush()
             return row.id
     except IntegrityError:
         return None  # another process planned it, or the schedule is gone
+
+
+def _is_active(session: Session, schedule_id: int) -> bool:
+    """Whether a night of a schedule is due or runs; nobody else plans one until the transaction ends."""
+    session.execute(select(ScheduleRow.id).where(ScheduleRow.id == schedule_id).with_for_update())
+    states = [NightState.DUE.value, NightState.RUNNING.value]
+    found = select(NightRow.id).where(NightRow.schedule_id == schedule_id, NightRow.state.in_(states))
+    return session.scalar(found.limit(1)) is not None
 
 
 def take_night(store: Store, night_id: int, lease: Lease, *, instead_of: Lease | None) -> bool:
