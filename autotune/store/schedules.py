@@ -383,6 +383,13 @@ def nights_in(store: Store, states: Sequence[NightState]) -> list[NightRecord]:
         return _nights(session, NightRow.state.in_([state.value for state in states]), most=1000)
 
 
+def night_of_study(store: Store, study_id: int) -> NightRecord | None:
+    """The newest night that a study ran in; None: it was started by hand."""
+    with store.reading() as session:
+        found = _nights(session, NightRow.study_id == study_id, most=1)
+    return found[0] if found else None
+
+
 def last_nights(store: Store, decisions: Collection[str] = ()) -> dict[int, NightRecord]:
     """The newest night of each schedule, by the schedule's id.
 
@@ -410,13 +417,6 @@ def night_counts(store: Store) -> dict[tuple[str, NightState], int]:
     )
     with store.reading() as session:
         return {(name, NightState(state)): count for name, state, count in session.execute(query)}
-
-
-def night_of_study(store: Store, study_id: int) -> NightRecord | None:
-    """The newest night that a study ran in; None: it was started by hand."""
-    with store.reading() as session:
-        found = _nights(session, NightRow.study_id == study_id, most=1)
-    return found[0] if found else None
 
 
 def _nights(session: Session, where: Any, *, most: int, skip: int = 0) -> list[NightRecord]:
