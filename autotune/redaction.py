@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
+from typing import Any
 
 MASK = "***"
 
@@ -58,3 +60,35 @@ def redact(text: str, secrets: Iterable[str] = ()) -> str:
     for value in sorted(known, key=len, reverse=True):
         text = text.replace(value, MASK)
     return _SHAPES.sub(MASK, text)
+
+
+def redact_json(value: Any) -> Any:
+    """A value of JSON without credentials: in its texts, in its keys, and whatever a telling key names.
+
+    Lone surrogates become question marks: a script in another encoding leaves them, and nothing can send them.
+    """
+    if isinstance(value, str):
+        return _redact_short(value) if len(value) < 200 else redact(_printable(value))
+    if isinstance(value, Mapping):
+        return {redact_json(str(key)): _named(str(key), inner) for key, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [redact_json(inner) for inner in value]
+    return value
+
+
+def _named(name: str, value: Any) -> Any:
+    shown = redact_json(value)
+    if not isinstance(value, str) or not value or shown != _printable(value):
+        return shown
+    assigned = _printable(f"{name}={value}")
+    return shown if redact(assigned) == assigned else MASK
+
+
+@lru_cache(maxsize=16384)
+def _redact_short(text: str) -> str:
+    """For the short texts of which an answer has thousands, most of them alike."""
+    return redact(_printable(text))
+
+
+def _printable(text: str) -> str:
+    return text.encode("utf-8", "replace").decode("utf-8")

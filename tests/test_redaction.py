@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from autotune.redaction import redact
+from autotune.redaction import redact, redact_json
 
 
 @pytest.mark.parametrize(
@@ -39,3 +39,28 @@ def test_what_is_no_credential_stays(text: str) -> None:
 
 def test_values_that_the_caller_knows_are_masked() -> None:
     assert redact("connect with s3cr3t-value", ["s3cr3t-value", "ab"]) == "connect with ***"
+
+
+def test_json_is_masked_in_texts_keys_and_what_a_telling_key_names() -> None:
+    shown = redact_json(
+        {
+            "WANDB_API_KEY": "0123456789ab cdef",
+            "hf_password": "\udcffsecret",
+            "nested": [{"note": "HF_TOKEN=hf_abcdefghijklmnopqrst"}, ("https://me:hunter22@host/x",)],
+            "hf_abcdefghijklmnopqrst": 1,
+            "data.prompt_key": "prompt",
+            "max_tokens": 4096,
+            "flag": None,
+            "surrogate": "\ud800",
+        }
+    )
+    assert shown == {
+        "WANDB_API_KEY": "***",
+        "hf_password": "***",
+        "nested": [{"note": "HF_TOKEN=***"}, ["https://***@host/x"]],
+        "***": 1,
+        "data.prompt_key": "prompt",
+        "max_tokens": 4096,
+        "flag": None,
+        "surrogate": "?",
+    }

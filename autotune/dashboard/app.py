@@ -15,7 +15,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 
 from autotune.dashboard import pages, pasted, templating
-from autotune.dashboard.security import LOOPBACK, Guard
+from autotune.dashboard.security import LOOPBACK, Guard, api_problem
 from autotune.store import queries
 from autotune.store.records import own_command
 from autotune.store.store import Store
@@ -71,7 +71,9 @@ def create_app(
 
     @app.exception_handler(HTTPException)
     def refused(request: Request, error: HTTPException) -> Response:
-        return page("error.html", {"title": str(error.status_code), "message": error.detail}, status=error.status_code)
+        shown = api_problem(request.scope["path"], error.status_code, error.detail)
+        values = {"title": str(error.status_code), "message": error.detail}
+        return shown or page("error.html", values, status=error.status_code)
 
     @app.exception_handler(422)
     def unreadable(request: Request, error: Exception) -> Response:

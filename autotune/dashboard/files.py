@@ -1,4 +1,4 @@
-"""Files that a study left on disk: best.sh and the logs of its launches. They may be gone, or on another host."""
+"""The logs that a study's launches left on disk. They may be gone, or on another host."""
 
 from __future__ import annotations
 
@@ -7,26 +7,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from autotune.redaction import find_secrets, redact
+from autotune.redaction import redact
 
-_MOST_SCRIPT = 512 << 10
 _MOST_LOG = 32 << 20
 _TAIL_BYTES = 64 << 10
 _TAIL_LINES = 80
 _AROUND = 6
 _LINE = 2000
 _CONTROL = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b[@-_]|[\x00-\x08\x0b-\x1f\x7f]")
-
-
-@dataclass(frozen=True, slots=True)
-class Script:
-    """A script as it may be shown."""
-
-    path: str
-    text: str
-    """Without its credentials."""
-    masked: bool
-    """Whether a credential was taken out, so that the text does not run as it stands."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,30 +36,6 @@ class LogView:
     tail: tuple[LogLine, ...]
     shortened: bool
     """Whether the log begins before the tail."""
-
-
-def best_script(folder: str) -> Script | None:
-    """`best.sh` of a study's output folder; None where it is not on this host."""
-    path = Path(folder) / "best.sh"
-    try:
-        if not path.is_file() or path.stat().st_size > _MOST_SCRIPT:
-            return None
-        text = path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return None
-    shown = redact(text)
-    return Script(str(path), shown, shown != text)
-
-
-def secrets_of(folder: str) -> set[str]:
-    """Credentials that a study's scripts hold, so that they can be masked in its logs too."""
-    path = Path(folder) / "best.sh"
-    try:
-        if path.is_file() and path.stat().st_size <= _MOST_SCRIPT:
-            return find_secrets(path.read_text(encoding="utf-8", errors="replace"))
-    except OSError:
-        pass
-    return set()
 
 
 def log_view(run_dir: str, evidence: str, secrets: Iterable[str] = ()) -> LogView | None:

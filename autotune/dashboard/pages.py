@@ -21,7 +21,8 @@ from autotune.dashboard.analysis import (
     varied_keys,
 )
 from autotune.dashboard.figures import Figure
-from autotune.dashboard.files import LogView, Script, best_script, log_view, secrets_of
+from autotune.dashboard.files import LogView, log_view
+from autotune.launch.best_script import Script, best_script, secrets_of
 from autotune.store import queries
 from autotune.store.queries import Night, Page, StudySummary, TrialSummary, WorkloadSummary
 from autotune.store.records import Compared, StudyRecord, TrialRecord, gain_of, own_command

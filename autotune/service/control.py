@@ -52,16 +52,16 @@ def run_now(store: Store, schedule: ScheduleRecord, now: datetime, *, length: ti
     """
     if schedule.host != socket.gethostname():
         raise BadInput(f"the schedule {schedule.name!r} belongs to {schedule.host}; start it there")
+    until = now + (length or timetable(schedule).longest)
+    slot = f"manual {now:%Y-%m-%dT%H:%M:%S.%f}Z"
+    night_id = schedules.plan_night(store, schedule.id, slot=slot, planned_at=now, until=until, alone=True)
+    found = None if night_id is None else schedules.night(store, night_id)
+    if found is not None:
+        return found
     active = current_night(store, schedule)
     if active is not None:
         raise BadInput(f"a night of {schedule.name!r} is {active.state.value} already ({active.slot})")
-    until = now + (length or timetable(schedule).longest)
-    slot = f"manual {now:%Y-%m-%dT%H:%M:%S.%f}Z"
-    night_id = schedules.plan_night(store, schedule.id, slot=slot, planned_at=now, until=until)
-    found = None if night_id is None else schedules.night(store, night_id)
-    if found is None:
-        raise BadInput(f"the schedule {schedule.name!r} was removed meanwhile")
-    return found
+    raise BadInput(f"the schedule {schedule.name!r} was removed, or another night of it ended, meanwhile; ask again")
 
 
 def stop_night(store: Store, schedule: ScheduleRecord) -> NightRecord:

@@ -6,6 +6,7 @@ from collections.abc import Container, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from autotune.store.queries import TrialSummary
 from autotune.store.records import StudyRecord, TrialRecord, own_command
 from autotune.store.sessions import sessions_of
 
@@ -59,6 +60,11 @@ def show_json(study: StudyRecord, trials: Sequence[TrialRecord], *, interrupted:
 
 def trial_json(trial: TrialRecord) -> dict[str, Any]:
     """One trial."""
+    return {**trial_line_json(trial), "echo": dict(trial.echo), "run_dir": trial.run_dir}
+
+
+def trial_line_json(trial: TrialRecord | TrialSummary) -> dict[str, Any]:
+    """One trial in a list: without what verl reported to be in effect, and without its folder."""
     return {
         "number": trial.number,
         "kind": trial.kind.value,
@@ -80,7 +86,5 @@ def trial_json(trial: TrialRecord) -> dict[str, Any]:
         "invalid_steps": trial.invalid_steps,
         "startup_seconds": trial.startup_seconds,
         "wall_seconds": trial.wall_seconds,
-        "echo": dict(trial.echo),
         "simulated": trial.simulated,
-        "run_dir": trial.run_dir,
     }

@@ -218,6 +218,36 @@ def running_studies(store: Store, *, most: int = 20) -> list[StudySummary]:
         return _summaries(session, list(ids))
 
 
+def running_trials(store: Store, *, most: int = 20) -> dict[tuple[str, bool], dict[TrialState, int]]:
+    """How many trials the newest studies that have not ended have in each state, by their name and whether they are simulated."""
+    newest = (
+        select(StudyRow.id, StudyRow.name, StudyRow.simulated)
+        .where(StudyRow.state == "running")
+        .order_by(StudyRow.created_at.desc())
+        .limit(most)
+        .subquery()
+    )
+    query = (
+        select(newest.c.name, newest.c.simulated, TrialRow.state, func.count(TrialRow.id))
+        .outerjoin(TrialRow, TrialRow.study_id == newest.c.id)
+        .group_by(newest.c.name, newest.c.simulated, TrialRow.state)
+    )
+    found: dict[tuple[str, bool], dict[TrialState, int]] = {}
+    with store.reading() as session:
+        for name, simulated, state, count in session.execute(query):
+            counts = found.setdefault((name, simulated), {})
+            if state is not None:
+                counts[TrialState(state)] = count
+    return found
+
+
+def study_states(store: Store) -> dict[str, int]:
+    """How many studies are in each state; what there is none of is left out."""
+    with store.reading() as session:
+        rows = session.execute(select(StudyRow.state, func.count()).group_by(StudyRow.state))
+        return {row[0]: row[1] for row in rows}
+
+
 def study_summaries(store: Store, ids: Sequence[int]) -> list[StudySummary]:
     """The studies with these ids, in the order of `ids`; those that do not exist are left out."""
     with store.reading() as session:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from enum import Enum
@@ -246,8 +246,14 @@ def remove_schedule(store: Store, schedule_id: int) -> None:
 # -- nights ----------------------------------------------------------------------------------------------------------------
 
 
-def plan_night(store: Store, schedule_id: int, *, slot: str, planned_at: datetime, until: datetime) -> int | None:
-    """Stores a night that is due; returns its id, or None where the slot has one already: it ran, or runs."""
+def plan_night(
+    store: Store, schedule_id: int, *, slot: str, planned_at: datetime, until: datetime, alone: bool = False
+) -> int | None:
+    """Stores a night that is due; returns its id, or None where the slot has one already: it ran, or runs.
+
+    Args:
+        alone: not while another night of the schedule is due or runs; two who ask at once get one night.
+    """
     row = NightRow(
         schedule_id=schedule_id,
         slot=slot,
@@ -262,13 +268,21 @@ def plan_night(store: Store, schedule_id: int, *, slot: str, planned_at: datetim
     try:
         with store.writing() as session, session.begin():
             taken = select(NightRow.id).where(NightRow.schedule_id == schedule_id, NightRow.slot == slot)
-            if session.scalar(taken) is not None:
+            if session.scalar(taken) is not None or (alone and _is_active(session, schedule_id)):
                 return None
             session.add(row)
             session.flush()
             return row.id
     except IntegrityError:
         return None  # another process planned it, or the schedule is gone
+
+
+def _is_active(session: Session, schedule_id: int) -> bool:
+    """Whether a night of a schedule is due or runs; nobody else plans one until the transaction ends."""
+    session.execute(select(ScheduleRow.id).where(ScheduleRow.id == schedule_id).with_for_update())
+    states = [NightState.DUE.value, NightState.RUNNING.value]
+    found = select(NightRow.id).where(NightRow.schedule_id == schedule_id, NightRow.state.in_(states))
+    return session.scalar(found.limit(1)) is not None
 
 
 def take_night(store: Store, night_id: int, lease: Lease, *, instead_of: Lease | None) -> bool:
@@ -382,6 +396,35 @@ def night_of_study(store: Store, study_id: int) -> NightRecord | None:
     with store.reading() as session:
         found = _nights(session, NightRow.study_id == study_id, most=1)
     return found[0] if found else None
+
+
+def last_nights(store: Store, decisions: Collection[str] = ()) -> dict[int, NightRecord]:
+    """The newest night of each schedule, by the schedule's id.
+
+    Args:
+        decisions: only of the nights whose verdict is one of these; empty: of all.
+    """
+    place = func.row_number().over(
+        partition_by=NightRow.schedule_id, order_by=(NightRow.planned_at.desc(), NightRow.id.desc())
+    )
+    numbered = select(NightRow.id, place.label("place"))
+    if decisions:
+        numbered = numbered.where(NightRow.verdict["decision"].as_string().in_(decisions))
+    ranked = numbered.subquery()
+    newest = select(ranked.c.id).where(ranked.c.place == 1)
+    with store.reading() as session:
+        return {found.schedule_id: found for found in _nights(session, NightRow.id.in_(newest), most=1000)}
+
+
+def night_counts(store: Store) -> dict[tuple[str, NightState], int]:
+    """How many nights each schedule has in each state, by the schedule's name; what there is none of is left out."""
+    query = (
+        select(ScheduleRow.name, NightRow.state, func.count())
+        .join(NightRow, NightRow.schedule_id == ScheduleRow.id)
+        .group_by(ScheduleRow.name, NightRow.state)
+    )
+    with store.reading() as session:
+        return {(name, NightState(state)): count for name, state, count in session.execute(query)}
 
 
 def _nights(session: Session, where: Any, *, most: int, skip: int = 0) -> list[NightRecord]:
