@@ -12,6 +12,7 @@ from autotune.cli.progress import Progress
 from autotune.dashboard.report import write_report
 from autotune.service.daemon import STORAGE_VARIABLE
 from autotune.service.night import Alarm, Night
+from autotune.service.notify import Notifier, link_to, message_of
 from autotune.store.schedules import NightRecord, NightState, ScheduleRecord
 from autotune.values import AutotuneError, BadInput
 
@@ -19,8 +20,13 @@ from autotune.values import AutotuneError, BadInput
 def night(night_id: Annotated[int, typer.Argument(help="Id of a night that is due.")]) -> None:
     """Runs one night of a schedule."""
 
+    notifier = Notifier.from_environment(os.environ)
+
     def announce(alarm: Alarm, schedule: ScheduleRecord, told: NightRecord) -> None:
         terminal.out.print(f"{alarm.kind}: {alarm.text}", markup=False)
+        link = link_to(schedule.name, os.environ)
+        for problem in notifier.send(message_of(alarm.kind, alarm.text, schedule, told, link=link)):
+            terminal.out.print(f"not notified: {problem}", markup=False)
 
     try:
         storage = os.environ.get(STORAGE_VARIABLE)

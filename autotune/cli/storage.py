@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+
+from sqlalchemy.engine import make_url
+
 from autotune.store.records import StudyRecord
-from autotune.store.store import Store
+from autotune.store.store import Store, usable_url
 from autotune.values import BadInput
 
 DEFAULT_STORAGE = "sqlite:///trials.db"
@@ -35,3 +39,16 @@ def chosen_study(store: Store, name: str | None) -> StudyRecord:
     if newest is None:
         raise BadInput("the database holds no study yet; start one with autotune run")
     return newest
+
+
+def absolute(storage: str) -> str:
+    """The URL with the whole path of a SQLite database, for processes that work in other folders.
+
+    Raises:
+        BadInput: it is no URL, or its database cannot be used.
+    """
+    usable_url(storage)
+    url = make_url(storage)
+    if url.get_backend_name() == "sqlite" and url.database:
+        url = url.set(database=os.path.abspath(url.database))
+    return url.render_as_string(hide_password=False)

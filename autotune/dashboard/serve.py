@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import ipaddress
+import signal
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import uvicorn
+from fastapi import FastAPI
 
 from autotune.dashboard.app import create_app
 from autotune.dashboard.security import LOOPBACK
@@ -54,11 +56,14 @@ class Address:
             )
 
 
-def serve(store: Store, address: Address, ready: Callable[[str], None]) -> None:
-    """Serves until it is interrupted.
+def serve(
+    store: Store, address: Address, ready: Callable[[str], None], *, extend: Callable[[FastAPI], None] = lambda app: None
+) -> None:
+    """Serves until it is interrupted or asked to end (SIGTERM).
 
     Args:
         ready: called with the URL once it listens.
+        extend: adds to the application what is served beside the pages.
 
     Raises:
         BadInput: the address cannot be used.
@@ -76,6 +81,7 @@ def serve(store: Store, address: Address, ready: Callable[[str], None]) -> None:
         scheme = "http" if address.tls_cert is None else "https"
         host = f"[{address.host}]" if ":" in address.host else address.host
         app = create_app(store, hosts=address.names, stopping=lambda: server.should_exit)
+        extend(app)
         config = uvicorn.Config(
             app,
             log_level="error",
@@ -87,9 +93,13 @@ def serve(store: Store, address: Address, ready: Callable[[str], None]) -> None:
         )
         server = uvicorn.Server(config)
         ready(f"{scheme}://{host}:{port}/")
-        # Ended by Ctrl-C, uvicorn raises the signal once more when everything is closed.
-        with contextlib.suppress(KeyboardInterrupt):
-            server.run(sockets=[listener])
+        # Ended by a signal, uvicorn raises it once more when everything is closed; what follows here is still to be done.
+        before = signal.signal(signal.SIGTERM, lambda *_: None)
+        try:
+            with contextlib.suppress(KeyboardInterrupt):
+                server.run(sockets=[listener])
+        finally:
+            signal.signal(signal.SIGTERM, before)
 
 
 def is_loopback(host: str) -> bool:

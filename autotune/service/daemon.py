@@ -53,6 +53,7 @@ class Daemon:
         announce: Callable[[str, ScheduleRecord, NightRecord], None],
         now: Callable[[], datetime] = lambda: datetime.now(timezone.utc),
         env: Mapping[str, str] | None = None,
+        beat: Callable[[], None] = lambda: None,
     ) -> None:
         """
         Args:
@@ -60,12 +61,14 @@ class Daemon:
             logs: folder for what the processes of nights print.
             announce: told why a night failed that could not tell so itself.
             env: environment of those processes; None: the service's own.
+            beat: called in every round, from the service's thread.
         """
         self._store = store
         self._storage = storage
         self._logs = logs
         self._announce = announce
         self._now = now
+        self._beat = beat
         self._env = dict(os.environ if env is None else env)
         self._clock = BackgroundScheduler(timezone=timezone.utc)
         self._armed: dict[int, tuple[str, str, str]] = {}
@@ -118,6 +121,7 @@ class Daemon:
 
     def _loop(self) -> None:
         while not self._done.is_set():
+            self._beat()
             try:
                 self._arm()
                 self._see_to_nights()
@@ -201,7 +205,7 @@ class Daemon:
 
     def _begin(self, night: NightRecord) -> None:
         self._started[night.id] = self._started.get(night.id, 0) + 1
-        log = self._logs / f"{night.schedule}-{night.id}.log"
+        log = log_of(self._logs, night)
         with log.open("ab") as sink:
             self._children[night.id] = subprocess.Popen(
                 [sys.executable, "-m", "autotune.cli.main", "night", str(night.id)],
@@ -220,7 +224,7 @@ class Daemon:
             self._end(night, NightState.UNFINISHED, "its process was gone when the window closed")
 
     def _give_up(self, night: NightRecord) -> None:
-        reason = f"its process ended {ATTEMPTS} times without a result; see {self._logs / f'{night.schedule}-{night.id}.log'}"
+        reason = f"its process ended {ATTEMPTS} times without a result; see {log_of(self._logs, night)}"
         if self._end(night, NightState.FAILED, reason):
             ended = schedules.night(self._store, night.id) or night
             with contextlib.suppress(BadInput):  # removed meanwhile: nobody waits for news of it
@@ -232,3 +236,8 @@ class Daemon:
         except WrongTransition:
             return False  # its process was faster
         return True
+
+
+def log_of(folder: Path, night: NightRecord) -> Path:
+    """What the processes of a night print."""
+    return folder / f"{night.schedule}-{night.id}.log"

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, Literal
 
 import autotune
 from autotune.launch.setup import capture_environment
@@ -62,8 +62,7 @@ _PERSON = "stopped by a person"
 class Alarm:
     """Something that a night has to tell people."""
 
-    kind: str
-    """`regression`, `new_best` or `failure`."""
+    kind: Literal["regression", "new_best", "failure"]
     text: str
 
 
@@ -286,9 +285,9 @@ class Night:
         schedules.tell_night(self._store, night.id, canary=canary, verdict=verdict)
         self._listener.said(verdict["text"])
         if verdict["decision"] in ("regression", "failed"):
-            kind = "regression" if verdict["decision"] == "regression" else "failure"
             told = schedules.night(self._store, night.id) or night
-            self._announce(Alarm(kind, verdict["text"]), self._schedule, told)
+            alarm = Alarm("regression" if told.regressed else "failure", verdict["text"])
+            self._announce(alarm, self._schedule, told)
 
     def _move_up(self, outputs: Outputs, script_hash: str) -> None:
         record = self._store.study(outputs.study)
