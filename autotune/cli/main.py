@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 import autotune
-from autotune.cli import best, dashboard, export, logs, parse, resume, run, show, studies
+from autotune.cli import best, dashboard, export, logs, parse, resume, run, schedule, show, studies
 from autotune.cli import console as terminal
 from autotune.measure.job_record import sweep
 from autotune.values import AutotuneError
@@ -29,6 +29,7 @@ app.command("export")(export.export)
 app.command("parse")(parse.parse)
 app.command("logs")(logs.logs)
 app.command("dashboard")(dashboard.dashboard)
+app.add_typer(schedule.app, name="schedule")
 
 
 def _version(wanted: bool) -> None:

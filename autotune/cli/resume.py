@@ -7,12 +7,12 @@ from dataclasses import replace
 from typing import Annotated
 
 import typer
-from sqlalchemy.engine import make_url
 
 from autotune.cli import console as terminal
+from autotune.cli.options import seconds_of
 from autotune.cli.pairs import pairs
-from autotune.cli.run import run_setup, seconds_of, tune
-from autotune.cli.storage import DEFAULT_STORAGE, open_existing
+from autotune.cli.run import run_setup, tune
+from autotune.cli.storage import DEFAULT_STORAGE, absolute_storage, open_existing
 from autotune.tuner.execute import check_places
 from autotune.tuner.resume import folder_of, resumable, stored_request
 from autotune.values import AutotuneError, BadInput
@@ -44,7 +44,7 @@ def resume(
         record = resumable(store, study)
         store.close()
         variables = pairs(env, "--env")
-        request = stored_request(record, storage=_absolute(storage), env=variables, setup=setup)
+        request = stored_request(record, storage=absolute_storage(storage), env=variables, setup=setup)
         if trials is not None:
             request = replace(request, trials=trials)
         if time_budget is not None:
@@ -67,10 +67,3 @@ def _enter(folder: str | None) -> None:
             os.chdir(folder)
         except OSError as error:
             raise BadInput(f"the study was started in {folder}, which cannot be entered: {error.strerror}") from error
-
-
-def _absolute(storage: str) -> str:
-    url = make_url(storage)
-    if url.get_backend_name() == "sqlite" and url.database:
-        url = url.set(database=os.path.abspath(url.database))
-    return url.render_as_string(hide_password=False)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+
+from sqlalchemy.engine import make_url
+
 from autotune.store.records import StudyRecord
 from autotune.store.store import Store
 from autotune.values import BadInput
@@ -35,3 +39,11 @@ def chosen_study(store: Store, name: str | None) -> StudyRecord:
     if newest is None:
         raise BadInput("the database holds no study yet; start one with autotune run")
     return newest
+
+
+def absolute_storage(url: str) -> str:
+    """The same database, whatever folder its user is in."""
+    parsed = make_url(url)
+    if parsed.get_backend_name() == "sqlite" and parsed.database:
+        parsed = parsed.set(database=os.path.abspath(parsed.database))
+    return parsed.render_as_string(hide_password=False)

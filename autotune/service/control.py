@@ -85,9 +85,7 @@ def stop_night(store: Store, schedule: ScheduleRecord) -> NightRecord:
 
 def _stop(store: Store, active: NightRecord) -> None:
     if active.state is NightState.DUE:
-        schedules.end_night(
-            store, active.id, NightState.STOPPED, "stopped before it began", seen=NightState.DUE
-        )
+        schedules.end_night(store, active.id, NightState.STOPPED, "stopped before it began", seen=NightState.DUE)
     elif not signalled(active, PERSON):
         if active.lease is not None and active.lease.host != socket.gethostname():
             raise BadInput(f"the night runs on {active.lease.host}; stop it there")

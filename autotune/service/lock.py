@@ -11,6 +11,7 @@ from pathlib import Path
 from sqlalchemy.engine import make_url
 
 from autotune.measure.job_record import records_folder
+from autotune.measure.processes import process_id
 from autotune.values import BadInput
 
 UNKNOWN_PID = 0
@@ -60,6 +61,9 @@ class ServiceLock:
     def release(self) -> None:
         """Gives the lock back; calling it again does nothing. The file stays: removing it could let two services in."""
         if self._descriptor is not None:
+            os.ftruncate(
+                self._descriptor, 0
+            )  # a child that is just being started may keep the lock for a moment longer
             os.close(self._descriptor)
             self._descriptor = None
 
@@ -87,8 +91,9 @@ def holder(url: str) -> int | None:
             os.close(descriptor)
             return None
         pid = _pid(path)
-        # A service that has just taken the lock writes its pid within a moment.
-        if pid != UNKNOWN_PID or time.monotonic() > deadline:
+        # A service that has just taken the lock writes its pid within a moment; of one that has just been killed, a child that
+        # was being started may keep the lock for a moment.
+        if _lives(pid) or time.monotonic() > deadline:
             return pid
         time.sleep(_STEP)
 
@@ -119,6 +124,11 @@ def _attempt(path: Path, *, create: bool) -> int | None:
         raise
     os.close(descriptor)
     return None
+
+
+def _lives(pid: int) -> bool:
+    process = process_id(pid) if pid != UNKNOWN_PID else None
+    return process is not None and process.alive()
 
 
 def _pid(path: Path) -> int:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from contextvars import ContextVar, copy_context
 from dataclasses import dataclass
 from typing import Any, Literal
-from urllib.parse import unquote, urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 import apprise
 
@@ -107,12 +107,10 @@ def trial(host: str) -> Message:
     return Message("test", "autotune: a test message", _body([f"Notifications of autotune on {host} arrive here."]))
 
 
-def link_to(night: NightRecord | None, environment: Mapping[str, str]) -> str | None:
-    """Where people read about a night; None: the environment does not say where the dashboard is."""
+def link_to(schedule: str, environment: Mapping[str, str]) -> str | None:
+    """Where people read about a schedule; None: the environment does not say where the dashboard is."""
     base = environment.get(URL_VARIABLE, "").strip().rstrip("/")
-    if not re.fullmatch(r"https?://[^\s<>\"']+", base):
-        return None
-    return base if night is None or night.study_id is None else f"{base}/studies/{night.study_id}"
+    return f"{base}/schedules/{quote(schedule)}" if re.fullmatch(r"https?://[^\s<>\"']+", base) else None
 
 
 def _message(

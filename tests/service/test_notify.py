@@ -212,12 +212,14 @@ def test_secrets_are_taken_out_of_what_is_sent(receiver: Receiver) -> None:
 
 
 def test_ordinary_words_of_an_address_stay_in_messages(receiver: Receiver) -> None:
-    assert to(f"json://127.0.0.1:{receiver.port}/autotune/webhooks").send(Message("test", "autotune", "127.0.0.1")) == []
+    assert (
+        to(f"json://127.0.0.1:{receiver.port}/autotune/webhooks").send(Message("test", "autotune", "127.0.0.1")) == []
+    )
     assert (receiver.bodies[0]["title"], receiver.bodies[0]["message"]) == ("autotune", "127.0.0.1")
 
 
 def test_an_alarm_names_the_phase_the_node_and_what_changed() -> None:
-    message = notify.regression(SCHEDULE, NIGHT, link="http://dash/studies/3")
+    message = notify.regression(SCHEDULE, NIGHT, link="http://dash/schedules/math-7b")
     assert message.kind == "regression"
     assert message.title == "math-7b is slower than before"
     assert message.body.split("\n") == [
@@ -227,12 +229,19 @@ def test_an_alarm_names_the_phase_the_node_and_what_changed() -> None:
         "- gen of your command: +10.2% seconds (noise: up to 2.1%)",
         "Changed since the nights before:",
         "- vLLM went from 0.15.0 to 0.16.0",
-        "http://dash/studies/3",
+        "http://dash/schedules/math-7b",
     ]
 
 
 def test_a_new_best_says_how_much_and_what_changed() -> None:
-    verdict = {"decision": "better", "gain": 0.25, "interval": [0.2, 0.3], "launches": 4, "reason": "", "hook_gain": None}
+    verdict = {
+        "decision": "better",
+        "gain": 0.25,
+        "interval": [0.2, 0.3],
+        "launches": 4,
+        "reason": "",
+        "hook_gain": None,
+    }
     message = notify.new_best(SCHEDULE, NIGHT, verdict, ["a.b: 1 → 2"], files=["/out/best.sh"])
     assert "25" in message.title
     assert "- a.b: 1 → 2" in message.body
@@ -271,11 +280,11 @@ def test_messages_are_bounded() -> None:
 @pytest.mark.parametrize(
     ("url", "link"),
     [
-        ("https://dash.example/", "https://dash.example/studies/3"),
+        ("https://dash.example/", "https://dash.example/schedules/math-7b"),
         ("", None),
         ("javascript:alert(1)", None),
         ("http://x\nBcc: y", None),
     ],
 )
 def test_the_link_to_the_dashboard_is_used_where_it_is_one(url: str, link: str | None) -> None:
-    assert notify.link_to(NIGHT, {"AUTOTUNE_URL": url}) == link
+    assert notify.link_to("math-7b", {"AUTOTUNE_URL": url}) == link
