@@ -16,7 +16,6 @@ import apprise
 
 from autotune.redaction import find_secrets, redact
 from autotune.store.schedules import NightRecord, ScheduleRecord
-from autotune.tuner import wording as words
 
 VARIABLE = "AUTOTUNE_NOTIFY"
 """Environment variable with the addresses, separated by blanks or commas. They hold secrets: never stored, never in a command line."""
@@ -54,14 +53,37 @@ class Message:
     body: str
 
 
-def regression(schedule: ScheduleRecord, night: NightRecord, *, link: str | None = None) -> Message:
-    """The alarm of a night that is slower than those before."""
+def message_of(
+    kind: Kind, text: str, schedule: ScheduleRecord, night: NightRecord, *, link: str | None = None
+) -> Message:
+    """The message of whatever a night has to say.
+
+    Args:
+        text: one sentence or more for people.
+    """
+    if kind == "regression":
+        return regression(schedule, night, text=text, link=link)
+    if kind == "new_best":
+        return new_best(schedule, night, text, link=link)
+    if kind == "failure":
+        return failure(schedule, night, text=text, link=link)
+    return trial(schedule.host)
+
+
+def regression(schedule: ScheduleRecord, night: NightRecord, *, text: str = "", link: str | None = None) -> Message:
+    """The alarm of a night that is slower than those before: by how much, in which phase, and what changed.
+
+    Args:
+        text: what to say first; empty: the sentence of the night's verdict.
+    """
     verdict = night.verdict or {}
     phases = [str(phase) for phase in verdict.get("phases", ())]
-    lines = [str(verdict.get("text") or "The night is slower than those before.")]
+    lines = [text or str(verdict.get("text") or "The night is slower than those before.")]
     if phases:
         lines.append(f"Slower in: {', '.join(phases)}")
-    lines += [_tested(test) for test in verdict.get("tests", ()) if test.get("beyond")]
+    lines += [
+        _tested(test) for test in verdict.get("tests", ()) if test.get("beyond") and (test.get("change") or 0) > 0
+    ]
     changed = [str(sentence) for sentence in verdict.get("environment", ())]
     if changed:
         lines += ["Changed since the nights before:", *(f"- {sentence}" for sentence in changed)]
@@ -73,33 +95,36 @@ def regression(schedule: ScheduleRecord, night: NightRecord, *, link: str | None
 def new_best(
     schedule: ScheduleRecord,
     night: NightRecord,
-    verdict: Mapping[str, Any],
-    changed: Sequence[str],
+    text: str,
     *,
+    changed: Sequence[str] = (),
     files: Sequence[object] = (),
     link: str | None = None,
 ) -> Message:
     """A night found, and confirmed, a better setting.
 
     Args:
-        verdict: of the night's study (`gain` as a fraction).
+        text: by how much.
         changed: `key: from → to`, one for each changed override.
         files: what it left, the script first.
     """
-    gain = verdict.get("gain")
-    by = "" if gain is None else f" ({words.gain(gain)})"
-    lines = [words.verdict(verdict), *(f"- {change}" for change in changed)]
+    lines = [text, *(f"- {change}" for change in changed)]
     if files:
         lines.append(f"Script: {files[0]}")
-    return _message("new_best", f"{schedule.name}: a better setting{by}", schedule, night, lines, link)
+    lines.append(f"autotune schedule show {schedule.name} tells more.")
+    return _message("new_best", f"{schedule.name}: a better setting was found", schedule, night, lines, link)
 
 
-def failure(schedule: ScheduleRecord, night: NightRecord, *, link: str | None = None) -> Message:
-    """A night that could not do its work."""
-    said = night.reason or str((night.verdict or {}).get("text") or "No reason was stored.")
+def failure(schedule: ScheduleRecord, night: NightRecord, *, text: str = "", link: str | None = None) -> Message:
+    """A night that could not do its work.
+
+    Args:
+        text: why; empty: the night's reason.
+    """
+    said = text or night.reason or str((night.verdict or {}).get("text") or "No reason was stored.")
     what = "was skipped" if night.state.value == "skipped" else "failed"
-    lines = [said, f"autotune schedule show {schedule.name} tells more."]
-    return _message("failure", f"{schedule.name}: last night {what}", schedule, night, lines, link)
+    lines = [said, f"autotune schedule history {schedule.name} tells more."]
+    return _message("failure", f"{schedule.name}: the night {what}", schedule, night, lines, link)
 
 
 def trial(host: str) -> Message:

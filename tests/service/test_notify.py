@@ -233,27 +233,39 @@ def test_an_alarm_names_the_phase_the_node_and_what_changed() -> None:
     ]
 
 
+def test_phases_that_became_faster_are_not_in_the_alarm() -> None:
+    faster = {"subject": "own", "quantity": "ref", "change": -0.2, "band": 0.02, "beyond": True}
+    verdict = {**(NIGHT.verdict or {}), "tests": [faster]}
+    assert "ref of your command" not in notify.regression(SCHEDULE, replace(NIGHT, verdict=verdict)).body
+
+
+def test_an_alarm_without_a_change_of_the_environment_says_so() -> None:
+    verdict = {**(NIGHT.verdict or {}), "environment": []}
+    body = notify.regression(SCHEDULE, replace(NIGHT, verdict=verdict)).body
+    assert "Nothing that autotune looks at changed" in body
+
+
 def test_a_new_best_says_how_much_and_what_changed() -> None:
-    verdict = {
-        "decision": "better",
-        "gain": 0.25,
-        "interval": [0.2, 0.3],
-        "launches": 4,
-        "reason": "",
-        "hook_gain": None,
-    }
-    message = notify.new_best(SCHEDULE, NIGHT, verdict, ["a.b: 1 → 2"], files=["/out/best.sh"])
-    assert "25" in message.title
-    assert "- a.b: 1 → 2" in message.body
-    assert "Script: /out/best.sh" in message.body
+    message = notify.new_best(SCHEDULE, NIGHT, "Faster by 25 %.", changed=["a.b: 1 → 2"], files=["/out/best.sh"])
+    assert message.title == "math-7b: a better setting was found"
+    for part in ("Faster by 25 %.", "- a.b: 1 → 2", "Script: /out/best.sh"):
+        assert part in message.body
 
 
 def test_a_failure_gives_the_reason_and_whether_anything_was_tried() -> None:
     failed = notify.failure(SCHEDULE, replace(NIGHT, state=NightState.FAILED, reason="verl could not be imported"))
     skipped = notify.failure(SCHEDULE, replace(NIGHT, state=NightState.SKIPPED, reason="the node was busy"))
-    assert (failed.title, skipped.title) == ("math-7b: last night failed", "math-7b: last night was skipped")
+    assert (failed.title, skipped.title) == ("math-7b: the night failed", "math-7b: the night was skipped")
     assert "verl could not be imported" in failed.body
     assert "the node was busy" in skipped.body
+
+
+@pytest.mark.parametrize("kind", ["regression", "new_best", "failure"])
+def test_whatever_a_night_says_is_in_its_message(kind: notify.Kind) -> None:
+    message = notify.message_of(kind, "What there is to say.", SCHEDULE, NIGHT, link="http://dash/x")
+    assert message.kind == kind
+    assert "What there is to say." in message.body
+    assert message.body.endswith("http://dash/x")
 
 
 def test_simulated_figures_are_labelled() -> None:
