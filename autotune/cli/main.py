@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 import autotune
-from autotune.cli import best, dashboard, export, logs, night, parse, resume, run, serve, show, studies
+from autotune.cli import best, dashboard, export, logs, night, parse, resume, run, schedule, serve, show, studies
 from autotune.cli import console as terminal
 from autotune.measure.job_record import sweep
 from autotune.values import AutotuneError
@@ -29,6 +29,7 @@ app.command("export")(export.export)
 app.command("parse")(parse.parse)
 app.command("logs")(logs.logs)
 app.command("dashboard")(dashboard.dashboard)
+app.add_typer(schedule.app, name="schedule")
 app.command("serve")(serve.serve)
 app.command("night", hidden=True)(night.night)
 

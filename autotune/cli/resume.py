@@ -7,10 +7,12 @@ from dataclasses import replace
 from typing import Annotated
 
 import typer
+
 from autotune.cli import console as terminal
+from autotune.cli.options import seconds_of
 from autotune.cli.pairs import pairs
-from autotune.cli.run import run_setup, seconds_of, tune
-from autotune.cli.storage import DEFAULT_STORAGE, absolute, open_existing
+from autotune.cli.run import run_setup, tune
+from autotune.cli.storage import DEFAULT_STORAGE, absolute_storage, open_existing
 from autotune.tuner.execute import check_places
 from autotune.tuner.resume import folder_of, resumable, stored_request
 from autotune.values import AutotuneError, BadInput
@@ -42,7 +44,7 @@ def resume(
         record = resumable(store, study)
         store.close()
         variables = pairs(env, "--env")
-        request = stored_request(record, storage=absolute(storage), env=variables, setup=setup)
+        request = stored_request(record, storage=absolute_storage(storage), env=variables, setup=setup)
         if trials is not None:
             request = replace(request, trials=trials)
         if time_budget is not None:
@@ -65,4 +67,3 @@ def _enter(folder: str | None) -> None:
             os.chdir(folder)
         except OSError as error:
             raise BadInput(f"the study was started in {folder}, which cannot be entered: {error.strerror}") from error
-

@@ -17,13 +17,14 @@ from rich.markup import escape
 from rich.table import Table
 
 from autotune.cli import console as terminal
+from autotune.cli import options
 from autotune.cli.pairs import pairs
 from autotune.cli.progress import Progress
 from autotune.cli.storage import DEFAULT_STORAGE
 from autotune.dashboard.report import write_report
 from autotune.launch import Launch, capture_environment
 from autotune.measure.job_record import await_orphans
-from autotune.measure.runner import Limits, StepPlan
+from autotune.measure.runner import Limits
 from autotune.store.records import StudyRecord
 from autotune.store.store import Store
 from autotune.tuner import wording as words
@@ -34,7 +35,6 @@ from autotune.tuner.prepare import Prepared, launch_environment, open_composer, 
 from autotune.tuner.request import Objective, RunnerName, RunRequest, SamplerName
 from autotune.tuner.sessions import plan_of
 from autotune.values import AutotuneError, BadInput
-from autotune.verl.knobs import Safety
 
 ORPHAN_SECONDS = 60.0
 """How long a study waits for the launch of a tuner that was killed to end; its supervisor needs 45 s at most."""
@@ -47,61 +47,41 @@ def run(
     demo: Annotated[
         bool, typer.Option("--demo", help="Tune real verl on the CPU with a tiny model; no GPU, no script.")
     ] = False,
-    gpus: Annotated[
-        int | None,
-        typer.Option(help="GPUs the job trains on; must agree with the script.", show_default="the script's"),
-    ] = None,
-    space: Annotated[
-        str | None, typer.Option(help="Search space: a shipped name or a YAML file.", show_default="grpo_fsdp_vllm")
-    ] = None,
-    trials: Annotated[
-        int | None, typer.Option(min=1, help="Points to measure, the user's own included.", show_default="30")
-    ] = None,
-    confirmations: Annotated[
-        int | None,
-        typer.Option(min=0, help="Launches of the user's command and of the best Point at the end.", show_default="2"),
-    ] = None,
+    gpus: options.GpusOption = None,
+    space: options.SpaceOption = None,
+    trials: options.TrialsOption = None,
+    confirmations: options.ConfirmationsOption = None,
     time_budget: Annotated[
         str | None, typer.Option(help="Time for everything, such as 90m or 6h.", show_default="none")
     ] = None,
-    objective: Annotated[Objective, typer.Option(help="What makes a Point better.")] = Objective.THROUGHPUT,
-    sampler: Annotated[SamplerName, typer.Option(help="What proposes Points after the first ones.")] = SamplerName.TPE,
-    runner: Annotated[
-        RunnerName, typer.Option(help="auto: sessions that measure many Points in one launch, where the job allows it.")
-    ] = RunnerName.AUTO,
-    allow: Annotated[
-        list[Safety] | None, typer.Option(help="Also tune knobs of this class (numeric).", show_default="neutral only")
-    ] = None,
-    no_hooks: Annotated[bool, typer.Option("--no-hooks", help="Do not try the fast generation poll.")] = False,
+    objective: options.ObjectiveOption = Objective.THROUGHPUT,
+    sampler: options.SamplerOption = SamplerName.TPE,
+    runner: options.RunnerOption = RunnerName.AUTO,
+    allow: options.AllowOption = None,
+    no_hooks: options.NoHooksOption = False,
     storage: Annotated[str, typer.Option(help="Database URL of the study.")] = DEFAULT_STORAGE,
     study: Annotated[str | None, typer.Option(help="Name of the study.", show_default="script and time")] = None,
     out: Annotated[
         Path | None,
         typer.Option(help="Folder for best.sh, the report and the logs.", show_default="autotune-out/STUDY"),
     ] = None,
-    python: Annotated[
-        str | None, typer.Option(help="Interpreter that has verl.", show_default="the script's own")
-    ] = None,
-    set_: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A Hydra override on top of the script's.")
-    ] = None,
+    python: options.PythonOption = None,
+    set_: options.SetOption = None,
     env: Annotated[
         list[str] | None, typer.Option("--env", metavar="K=V", help="A variable for the script and for verl.")
     ] = None,
-    setup: Annotated[str | None, typer.Option(help="Command run once in bash; what it exports reaches verl.")] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the sampler.")] = 0,
-    steps: Annotated[
-        int | None, typer.Option(min=2, help="Counted steps per launch at least.", show_default="2")
-    ] = None,
-    startup_timeout: Annotated[float, typer.Option(min=10, help="Seconds until the first step must be done.")] = 1800.0,
+    setup: options.SetupOption = None,
+    seed: options.SeedOption = 0,
+    steps: options.StepsOption = None,
+    startup_timeout: options.StartupTimeoutOption = 1800.0,
     wait: Annotated[
         bool, typer.Option("--wait", help="Wait for GPUs that are busy; without it they are refused.")
     ] = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before --setup runs.")] = False,
+    yes: options.YesOption = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Check everything, show what would run, launch and write nothing.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")] = False,
+    as_json: options.JsonOption = False,
 ) -> None:
     """Finds the fastest settings for a verl training command and writes a command that is ready to run."""
     try:
@@ -126,18 +106,18 @@ def run(
             python=python or (sys.executable if demo else None),
             trials=trials or 30,
             confirmations=2 if confirmations is None else confirmations,
-            time_budget=None if time_budget is None else seconds_of(time_budget),
+            time_budget=None if time_budget is None else options.seconds_of(time_budget),
             objective=objective,
             sampler=sampler,
             runner=runner,
-            allow=tuple(dict.fromkeys((Safety.NEUTRAL, *_allowed(allow or [])))),
+            allow=options.allowed(allow),
             hooks=not no_hooks,
             seed=seed,
             set_overrides=overrides,
             env=variables,
             setup=setup,
             setup_env=run_setup(setup, variables, yes=yes, dry_run=dry_run),
-            plan=StepPlan(at_least=steps or 2, at_most=max(5, steps or 2)),
+            plan=options.step_plan(steps),
             limits=Limits(startup=startup_timeout),
             wait=wait,
         )
@@ -324,26 +304,6 @@ def _script(script: Path | None) -> Path:
 
 def _name_of(script: Path) -> str:
     return re.sub(r"[^A-Za-z0-9_.-]+", "-", script.stem) or "study"
-
-
-def _allowed(allow: list[Safety]) -> list[Safety]:
-    if Safety.SEMANTIC in allow:
-        raise BadInput(
-            "--allow semantic: autotune never changes what the model learns; neutral and numeric are the classes it tunes"
-        )
-    return allow
-
-
-def seconds_of(text: str) -> float:
-    """Seconds of a time such as `90m` or `6h`.
-
-    Raises:
-        BadInput: it is none.
-    """
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(s|m|min|h|d)?", text.strip())
-    if match is None:
-        raise BadInput(f"--time-budget {text!r}: expected a number with s, m, h or d, such as 90m or 6h")
-    return float(match[1]) * {"s": 1, None: 1, "m": 60, "min": 60, "h": 3600, "d": 86400}[match[2]]
 
 
 def run_setup(command: str | None, env: dict[str, str], *, yes: bool, dry_run: bool) -> dict[str, str]:

@@ -12,7 +12,8 @@ from rich.markup import escape
 
 from autotune.cli import console as terminal
 from autotune.cli.dashboard import PORT
-from autotune.cli.storage import DEFAULT_STORAGE, absolute
+from autotune.cli.storage import DEFAULT_STORAGE, absolute_storage
+from autotune.store.store import usable_url
 from autotune.values import AutotuneError, BadInput
 
 
@@ -42,7 +43,8 @@ def serve(
 
     logging.basicConfig(format="%(levelname)s %(name)s: %(message)s", level=logging.WARNING)
     try:
-        url = absolute(storage)
+        usable_url(storage)
+        url = absolute_storage(storage)
         address = Address(host, port, tuple(allow_host or ()), behind_proxy, tls_cert, tls_key)
         address.check()
         token = Token.load_or_make(token_file)
@@ -50,7 +52,9 @@ def serve(
 
             def ready(listening: str) -> None:
                 node.start()
-                terminal.out.print(f"autotune serves {escape(node.store.url)}: [bold]{escape(listening)}[/]", soft_wrap=True)
+                terminal.out.print(
+                    f"autotune serves {escape(node.store.url)}: [bold]{escape(listening)}[/]", soft_wrap=True
+                )
                 for line in node.told():
                     terminal.out.print(escape(line), style="dim", soft_wrap=True)
 

@@ -7,7 +7,7 @@ import os
 from sqlalchemy.engine import make_url
 
 from autotune.store.records import StudyRecord
-from autotune.store.store import Store, usable_url
+from autotune.store.store import Store
 from autotune.values import BadInput
 
 DEFAULT_STORAGE = "sqlite:///trials.db"
@@ -41,14 +41,9 @@ def chosen_study(store: Store, name: str | None) -> StudyRecord:
     return newest
 
 
-def absolute(storage: str) -> str:
-    """The URL with the whole path of a SQLite database, for processes that work in other folders.
-
-    Raises:
-        BadInput: it is no URL, or its database cannot be used.
-    """
-    usable_url(storage)
-    url = make_url(storage)
-    if url.get_backend_name() == "sqlite" and url.database:
-        url = url.set(database=os.path.abspath(url.database))
-    return url.render_as_string(hide_password=False)
+def absolute_storage(url: str) -> str:
+    """The same database, whatever folder its user is in."""
+    parsed = make_url(url)
+    if parsed.get_backend_name() == "sqlite" and parsed.database:
+        parsed = parsed.set(database=os.path.abspath(parsed.database))
+    return parsed.render_as_string(hide_password=False)

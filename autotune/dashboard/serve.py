@@ -57,7 +57,11 @@ class Address:
 
 
 def serve(
-    store: Store, address: Address, ready: Callable[[str], None], *, extend: Callable[[FastAPI], None] = lambda app: None
+    store: Store,
+    address: Address,
+    ready: Callable[[str], None],
+    *,
+    extend: Callable[[FastAPI], None] = lambda app: None,
 ) -> None:
     """Serves until it is interrupted or asked to end (SIGTERM).
 

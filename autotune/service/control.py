@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 from autotune.measure.processes import ProcessId, here
 from autotune.service.timing import Timetable
 from autotune.store import schedules
-from autotune.store.records import Lease
+from autotune.store.records import Lease, WrongTransition
 from autotune.store.schedules import NightRecord, NightState, ScheduleRecord
 from autotune.store.store import Store
 from autotune.values import BadInput
@@ -19,6 +19,7 @@ PERSON = signal.SIGINT
 """Sent to the process of a night that a person ends: it finishes its step, and the night is over."""
 SERVICE = signal.SIGTERM
 """Sent when the service ends: the night goes on when it is back, while its window is open."""
+_ATTEMPTS = 3
 
 
 def timetable(schedule: ScheduleRecord) -> Timetable:
@@ -70,16 +71,27 @@ def stop_night(store: Store, schedule: ScheduleRecord) -> NightRecord:
     Raises:
         BadInput: none runs, or it runs on another node.
     """
-    active = current_night(store, schedule)
-    if active is None:
-        raise BadInput(f"no night of {schedule.name!r} runs right now")
+    for _ in range(_ATTEMPTS):
+        active = current_night(store, schedule)
+        if active is None:
+            raise BadInput(f"no night of {schedule.name!r} runs right now")
+        try:
+            _stop(store, active)
+        except WrongTransition:
+            continue  # the service began it, took it over or ended it in this moment
+        return schedules.night(store, active.id) or active
+    raise BadInput(f"the night of {schedule.name!r} changes its state again and again; try once more")
+
+
+def _stop(store: Store, active: NightRecord) -> None:
     if active.state is NightState.DUE:
-        schedules.end_night(store, active.id, NightState.STOPPED, "stopped before it began")
+        schedules.end_night(store, active.id, NightState.STOPPED, "stopped before it began", seen=NightState.DUE)
     elif not signalled(active, PERSON):
         if active.lease is not None and active.lease.host != socket.gethostname():
             raise BadInput(f"the night runs on {active.lease.host}; stop it there")
-        schedules.end_night(store, active.id, NightState.STOPPED, "stopped after its process was gone")
-    return schedules.night(store, active.id) or active
+        schedules.end_night(
+            store, active.id, NightState.STOPPED, "stopped after its process was gone", lease=active.lease
+        )
 
 
 def current_night(store: Store, schedule: ScheduleRecord) -> NightRecord | None:

@@ -48,9 +48,7 @@ class Node:
         self._environment = environment
         self._notifier = Notifier.from_environment(environment)
         self._logs = logs_of(storage)
-        self._daemon = Daemon(
-            self.store, storage, logs=self._logs, announce=self._announce, env=environment, beat=beat
-        )
+        self._daemon = Daemon(self.store, storage, logs=self._logs, announce=self._announce, env=environment, beat=beat)
         self._started = False
 
     def __enter__(self) -> Node:
@@ -94,9 +92,7 @@ class Node:
         return lines
 
     def _announce(self, reason: str, schedule: ScheduleRecord, night: NightRecord) -> None:
-        self._notifier.send(
-            failure(schedule, night, text=reason, link=link_to(schedule.name, self._environment))
-        )
+        self._notifier.send(failure(schedule, night, text=reason, link=link_to(schedule.name, self._environment)))
 
 
 def logs_of(storage: str) -> Path:

@@ -17,6 +17,8 @@ from apscheduler.triggers.cron import CronTrigger
 
 from autotune.values import BadInput
 
+LONGEST = 100
+"""Characters of an expression, a window or the name of a zone; more is no honest one."""
 _DAYS = ("sun", "mon", "tue", "wed", "thu", "fri", "sat")
 
 
@@ -49,6 +51,9 @@ class Timetable:
         Raises:
             BadInput: the expression, the window or the zone cannot be read, or the expression names moments outside the window.
         """
+        for option, text in (("--cron", self.cron), ("--window", self.window), ("--tz", self.tz)):
+            if len(text) > LONGEST or not text.isascii() or not text.isprintable():
+                raise BadInput(f"{option} {text[:LONGEST]!r} cannot be read: at most {LONGEST} plain ASCII characters")
         start, end = self._bounds
         walls = self._walls(datetime(2000, 1, 1))
         first = next(walls, None)
@@ -129,8 +134,10 @@ class Timetable:
             )
         minute, hour, day, month, weekday = fields
         named = _weekdays(weekday, self.cron)
-        # As in cron: where both days are restricted, either of them will do.
-        days = [(day, None), ("*", named)] if day != "*" and named is not None else [(day, named)]
+        # As in cron: where both days are restricted, either of them will do; a field that begins with a star restricts nothing
+        # in this sense, so that */2 holds together with the other one.
+        either = not day.startswith("*") and not weekday.startswith("*")
+        days = [(day, None), ("*", named)] if either else [(day, named)]
         try:
             return tuple(
                 CronTrigger(minute=minute, hour=hour, day=d, month=month, day_of_week=w, timezone=timezone.utc)

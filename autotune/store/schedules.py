@@ -333,18 +333,29 @@ def tell_night(
                 setattr(row, name, value)
 
 
-def end_night(store: Store, night_id: int, state: NightState, reason: str = "", *, lease: Lease | None = None) -> None:
+def end_night(
+    store: Store,
+    night_id: int,
+    state: NightState,
+    reason: str = "",
+    *,
+    lease: Lease | None = None,
+    seen: NightState | None = None,
+) -> None:
     """Moves a night to a state in which nobody runs it.
 
     Args:
-        lease: of the caller, where it ran the night.
+        lease: that the night must have; the caller's own where it ran the night.
+        seen: state that the night must be in still; None: any.
 
     Raises:
-        WrongTransition: it is in a state that forbids it, or somebody else runs it.
+        WrongTransition: it is in a state that forbids it, or somebody else has taken it.
     """
     with store.writing() as session, session.begin():
         row = session.get_one(NightRow, night_id, with_for_update=True)
         before = NightState(row.state)
+        if seen is not None and before is not seen:
+            raise WrongTransition(f"the night is {before.value} meanwhile")
         if state not in NIGHT_TRANSITIONS[before] or state is NightState.RUNNING:
             raise WrongTransition(f"a night cannot go from {before.value} to {state.value}")
         if lease is not None and (row.lease or {}).get("token") != lease.token:
