@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 MASK = "***"
 
@@ -27,6 +28,7 @@ _SHAPES = re.compile(
     r"\b(?:hf_[A-Za-z0-9]{16,}|sk-[A-Za-z0-9_-]{16,}|gh[pousr]_[A-Za-z0-9]{20,}|github_pat_[A-Za-z0-9_]{20,}|glpat-[A-Za-z0-9_-]{16,}"
     r"|xox[abprs]-[A-Za-z0-9-]{10,}|AKIA[0-9A-Z]{16})\b"
 )
+_TELLING = re.compile(rf"(?<![A-Za-z0-9_]){_NAME}\Z")
 _HARMLESS = re.compile(r"(?:[+-]?[\d.]+(?:e[+-]?\d+)?|true|false|none|null|\$\{?\w+\}?|\*+)\Z", re.IGNORECASE)
 
 
@@ -58,3 +60,49 @@ def redact(text: str, secrets: Iterable[str] = ()) -> str:
     for value in sorted(known, key=len, reverse=True):
         text = text.replace(value, MASK)
     return _SHAPES.sub(MASK, text)
+
+
+def redact_json(value: Any) -> Any:
+    """A JSON value without credentials, and otherwise the same: what `redact` would make of the text of a JSON document need
+    not be one, since the quotes inside its strings look like the ends of values.
+
+    A string is a credential where its key, or the string before it in a list, is the telling name of one; others are redacted
+    as text. A credential of one string is masked in all of them.
+    """
+    return _json(value, "", _json_secrets(value, ""))
+
+
+def _json(value: Any, name: str, known: set[str]) -> Any:
+    if isinstance(value, str):
+        return MASK if _is_credential(name, value) else redact(value, known)
+    if isinstance(value, Mapping):
+        return {redact(str(key), known): _json(item, str(key), known) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_json(item, of, known) for of, item in _named_items(value, name)]
+    return value
+
+
+def _json_secrets(value: Any, name: str) -> set[str]:
+    if isinstance(value, str):
+        return find_secrets(value) | ({value} if _is_credential(name, value) and len(value) >= _MIN_SECRET else set())
+    found: set[str] = set()
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            found |= find_secrets(str(key)) | _json_secrets(item, str(key))
+    elif isinstance(value, (list, tuple)):
+        for of, item in _named_items(value, name):
+            found |= _json_secrets(item, of)
+    return found
+
+
+def _named_items(items: Iterable[Any], name: str) -> list[tuple[str, Any]]:
+    """The items of a list, each with the name that tells what it is: that of the list, or the string before it."""
+    named, before = [], ""
+    for item in items:
+        named.append((before if _TELLING.search(before) else name, item))
+        before = item if isinstance(item, str) else ""
+    return named
+
+
+def _is_credential(name: str, value: str) -> bool:
+    return bool(value) and _TELLING.search(name) is not None and not _HARMLESS.match(value)
