@@ -9,6 +9,7 @@ from typing import Any
 
 MASK = "***"
 
+_LONG = 200
 _MIN_SECRET = 6
 """Shorter values are too common in ordinary text: masking them wherever they reappear would shred it."""
 
@@ -29,6 +30,7 @@ _SHAPES = re.compile(
     r"\b(?:hf_[A-Za-z0-9]{16,}|sk-[A-Za-z0-9_-]{16,}|gh[pousr]_[A-Za-z0-9]{20,}|github_pat_[A-Za-z0-9_]{20,}|glpat-[A-Za-z0-9_-]{16,}"
     r"|xox[abprs]-[A-Za-z0-9-]{10,}|AKIA[0-9A-Z]{16})\b"
 )
+_TELLING = re.compile(rf"(?<![A-Za-z0-9_]){_NAME}\Z")
 _HARMLESS = re.compile(r"(?:[+-]?[\d.]+(?:e[+-]?\d+)?|true|false|none|null|\$\{?\w+\}?|\*+)\Z", re.IGNORECASE)
 
 
@@ -63,25 +65,28 @@ def redact(text: str, secrets: Iterable[str] = ()) -> str:
 
 
 def redact_json(value: Any) -> Any:
-    """A value of JSON without credentials: in its texts, in its keys, and whatever a telling key names.
+    """A JSON value without credentials, and otherwise the same: what `redact` would make of the text of a JSON document need
+    not be one, since the quotes inside its strings look like the ends of values.
 
-    Lone surrogates become question marks: a script in another encoding leaves them, and nothing can send them.
+    A string is a credential where its key, or the string before it in a list, is the telling name of one; others are redacted
+    as text. A credential of one string is masked in all of them. Lone surrogates become question marks: a script in another
+    encoding leaves them, and nothing can send or store them.
     """
+    return _json(value, "", _json_secrets(value, ""))
+
+
+def _json(value: Any, name: str, known: set[str]) -> Any:
     if isinstance(value, str):
-        return _redact_short(value) if len(value) < 200 else redact(_printable(value))
+        return MASK if _is_credential(name, value) else _shown(value, known)
     if isinstance(value, Mapping):
-        return {redact_json(str(key)): _named(str(key), inner) for key, inner in value.items()}
+        return {_shown(str(key), known): _json(item, str(key), known) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [redact_json(inner) for inner in value]
+        return [_json(item, of, known) for of, item in _named_items(value, name)]
     return value
 
 
-def _named(name: str, value: Any) -> Any:
-    shown = redact_json(value)
-    if not isinstance(value, str) or not value or shown != _printable(value):
-        return shown
-    assigned = _printable(f"{name}={value}")
-    return shown if redact(assigned) == assigned else MASK
+def _shown(text: str, known: set[str]) -> str:
+    return redact(_printable(text), known) if known or len(text) >= _LONG else _redact_short(text)
 
 
 @lru_cache(maxsize=16384)
@@ -92,3 +97,38 @@ def _redact_short(text: str) -> str:
 
 def _printable(text: str) -> str:
     return text.encode("utf-8", "replace").decode("utf-8")
+
+
+def _found(text: str) -> frozenset[str]:
+    return frozenset(find_secrets(text)) if len(text) >= _LONG else _found_in_short(text)
+
+
+@lru_cache(maxsize=16384)
+def _found_in_short(text: str) -> frozenset[str]:
+    return frozenset(find_secrets(text))
+
+
+def _json_secrets(value: Any, name: str) -> set[str]:
+    if isinstance(value, str):
+        return {*_found(value), *([value] if _is_credential(name, value) and len(value) >= _MIN_SECRET else [])}
+    found: set[str] = set()
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            found |= _found(str(key)) | _json_secrets(item, str(key))
+    elif isinstance(value, (list, tuple)):
+        for of, item in _named_items(value, name):
+            found |= _json_secrets(item, of)
+    return found
+
+
+def _named_items(items: Iterable[Any], name: str) -> list[tuple[str, Any]]:
+    """The items of a list, each with the name that tells what it is: that of the list, or the string before it."""
+    named, before = [], ""
+    for item in items:
+        named.append((before if _TELLING.search(before) else name, item))
+        before = item if isinstance(item, str) else ""
+    return named
+
+
+def _is_credential(name: str, value: str) -> bool:
+    return bool(value) and _TELLING.search(name) is not None and not _HARMLESS.match(value)

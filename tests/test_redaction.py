@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from autotune.redaction import redact, redact_json
 
@@ -64,3 +68,48 @@ def test_json_is_masked_in_texts_keys_and_what_a_telling_key_names() -> None:
         "flag": None,
         "surrogate": "?",
     }
+
+
+@pytest.mark.parametrize(
+    ("value", "kept"),
+    [
+        ({"setup": 'export HF_TOKEN="$HF_TOKEN"'}, {"setup": 'export HF_TOKEN="$HF_TOKEN"'}),
+        ({"setup": 'export HF_TOKEN="abcdef"; x'}, {"setup": 'export HF_TOKEN="***"; x'}),
+        ({"env": {"HF_TOKEN": "two words", "A": "b"}}, {"env": {"HF_TOKEN": "***", "A": "b"}}),
+        ({"HF_TOKEN": "abcdef", "note": "it was abcdef"}, {"HF_TOKEN": "***", "note": "it was ***"}),
+        ({"trainer.api_key": ["abcdef", "ghijkl"]}, {"trainer.api_key": ["***", "***"]}),
+        (["--hf_token", "abcdef", "abcdef"], ["--hf_token", "***", "***"]),
+        ({"HF_TOKEN": 5, "API_KEY": None, "SECRET": True}, {"HF_TOKEN": 5, "API_KEY": None, "SECRET": True}),
+        ({"HF_TOKEN": "${HF_TOKEN}"}, {"HF_TOKEN": "${HF_TOKEN}"}),
+        ({"data.prompt_key": "prompt", "data.max_tokens": "5"}, {"data.prompt_key": "prompt", "data.max_tokens": "5"}),
+        ({"url": "https://user:hunter22@host/x"}, {"url": "https://***@host/x"}),
+    ],
+)
+def test_json_is_redacted_by_its_values(value: object, kept: object) -> None:
+    assert redact_json(value) == kept
+
+
+names = st.sampled_from(["HF_TOKEN", "API_KEY", "api_key", "plain", "password", 'x"'])
+texts = st.text(st.sampled_from("ab12 =:\"'\\,;[]{}$\n/@é"), max_size=12) | st.builds(
+    lambda name, mark, rest: name + mark + rest, names, st.sampled_from(["=", ": ", '="', "='"]), st.text(max_size=8)
+)
+values = st.recursive(
+    texts | st.integers() | st.booleans() | st.none(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(names, inner, max_size=3),
+    max_leaves=8,
+)
+
+
+def shape(value: object) -> object:
+    """Everything of a JSON value but its texts."""
+    if isinstance(value, dict):
+        return [shape(item) for item in value.values()]
+    if isinstance(value, list):
+        return [shape(item) for item in value]
+    return str if isinstance(value, str) else value
+
+
+@given(values)
+@settings(max_examples=200, deadline=None)
+def test_json_keeps_its_shape(value: object) -> None:
+    assert shape(json.loads(json.dumps(redact_json(value)))) == shape(value)

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from autotune.cli import console as terminal
 from autotune.cli.progress import Progress
-from autotune.dashboard.report import write_report
-from autotune.service.daemon import STORAGE_VARIABLE
-from autotune.service.night import Alarm, Night
-from autotune.service.notify import Notifier, link_to, message_of
 from autotune.store.schedules import NightRecord, NightState, ScheduleRecord
+from autotune.store.store import Store
 from autotune.values import AutotuneError, BadInput
 
 
 def night(night_id: Annotated[int, typer.Argument(help="Id of a night that is due.")]) -> None:
     """Runs one night of a schedule."""
+    # Imported here: no other command should wait for what sends messages and draws reports.
+    from autotune.dashboard.report import write_report
+    from autotune.service.control import STORAGE_VARIABLE
+    from autotune.service.night import Alarm, Night
+    from autotune.service.notify import Notifier, link_to, message_of
 
     notifier = Notifier.from_environment(os.environ)
 
@@ -27,6 +30,9 @@ def night(night_id: Annotated[int, typer.Argument(help="Id of a night that is du
         link = link_to(schedule.name, os.environ)
         for problem in notifier.send(message_of(alarm.kind, alarm.text, schedule, told, link=link)):
             terminal.out.print(f"not notified: {problem}", markup=False)
+
+    def publish(store: Store, study: str, out: Path) -> None:
+        terminal.out.print(str(write_report(store, study, out)), markup=False, soft_wrap=True)
 
     try:
         storage = os.environ.get(STORAGE_VARIABLE)

@@ -280,7 +280,7 @@ def remove(name: NameArgument, storage: StorageOption = DEFAULT_STORAGE, as_json
     """Forgets a schedule and the history of its nights. Their studies stay."""
     with _opened(storage, as_json) as store:
         schedule = schedules.schedule(store, name)
-        count = len(schedules.nights(store, schedule.id, most=1_000_000))
+        count = schedules.nights_page(store, schedule.id, size=1).total
         schedules.remove_schedule(store, schedule.id)
         if as_json:
             terminal.print_json({"removed": schedule.name, "nights": count})

@@ -15,6 +15,8 @@ from autotune.store.schedules import NightRecord, NightState, ScheduleRecord
 from autotune.store.store import Store
 from autotune.values import BadInput
 
+STORAGE_VARIABLE = "AUTOTUNE_STORAGE"
+"""How the process of a night is told its database: a URL on a command line would show its password to everybody."""
 PERSON = signal.SIGINT
 """Sent to the process of a night that a person ends: it finishes its step, and the night is over."""
 SERVICE = signal.SIGTERM

@@ -22,7 +22,7 @@ from pathlib import Path
 from apscheduler.schedulers.background import BackgroundScheduler
 from apscheduler.triggers.date import DateTrigger
 
-from autotune.service.control import SERVICE, alive, signalled, timetable
+from autotune.service.control import SERVICE, STORAGE_VARIABLE, alive, signalled, timetable
 from autotune.store import schedules
 from autotune.store.records import WrongTransition
 from autotune.store.schedules import NightRecord, NightState, ScheduleRecord
@@ -36,8 +36,6 @@ ATTEMPTS = 4
 """How often a night is begun: one that takes its process down every time would do so for ever."""
 END_SECONDS = 90.0
 """How long a service that ends waits for its nights to clean up."""
-STORAGE_VARIABLE = "AUTOTUNE_STORAGE"
-"""How the process of a night is told its database: a URL on a command line would show its password to everybody."""
 _LOG = logging.getLogger(__name__)
 
 

@@ -6,7 +6,6 @@ killed goes on with its study.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import platform
 import re
@@ -30,6 +29,7 @@ from autotune.search.first_points import FirstPoint
 from autotune.service import reference
 from autotune.service.canary import canary_json, judge_canary
 from autotune.service.control import PERSON, SERVICE, alive
+from autotune.service.registration import hash_of
 from autotune.store import queries, schedules
 from autotune.store.records import StudyRecord
 from autotune.store.schedules import NightRecord, NightState, ScheduleRecord
@@ -294,7 +294,9 @@ class Night:
         number = outputs.verdict.get("best_number")
         best = None if number is None else queries.trial(self._store, record.id, int(number))
         moved = reference.moved_up(
-            self._schedule.reference,
+            schedules.schedule(
+                self._store, self._schedule.name
+            ).reference,  # somebody may have accepted a change meanwhile
             verdict=record.verdict or {},
             point=None if best is None else best.point,
             known=self._known,
@@ -374,18 +376,6 @@ def _masked(shown: Any) -> list[str]:
     """Names of the variables whose values were not stored."""
     env = shown.get("env", {}) if isinstance(shown, Mapping) else {}
     return [name for name, value in env.items() if MASK in str(value)]
-
-
-def hash_of(script: Path) -> str:
-    """SHA-256 of a script's bytes.
-
-    Raises:
-        BadInput: it cannot be read.
-    """
-    try:
-        return hashlib.sha256(script.read_bytes()).hexdigest()
-    except OSError as error:
-        raise BadInput(f"{script} cannot be read: {error.strerror}") from error
 
 
 def environment_of(prepared: Prepared) -> dict[str, str]:

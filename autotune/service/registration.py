@@ -13,7 +13,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from autotune.redaction import MASK, redact
+from autotune.redaction import MASK, redact, redact_json
 from autotune.service.timing import Timetable
 from autotune.store import schedules
 from autotune.store.schedules import NAME_LENGTH, ScheduleRecord
@@ -53,7 +53,7 @@ class Registration:
         """The request as it is stored: secrets are not in it."""
         shown = self.request.to_json()
         shown["env"] = {**shown["env"], **dict.fromkeys(self.from_service, MASK)}
-        kept: dict[str, Any] = json.loads(json.dumps(shown))
+        kept: dict[str, Any] = redact_json(json.loads(json.dumps(shown)))
         return kept
 
     def checked(self, environment: Mapping[str, str]) -> Prepared:
@@ -127,8 +127,8 @@ def check_secrets(request: RunRequest) -> None:
             )
     if request.setup is not None and redact(request.setup) != request.setup:
         raise BadInput(
-            "--setup holds what looks like a secret, and secrets are not stored: have the command read a variable, and write "
-            "that into the EnvironmentFile of the service"
+            "--setup holds what looks like a secret, and secrets are not stored: have the command source a file, or read a variable "
+            "that you write into the EnvironmentFile of the service"
         )
     shown = {name: value for name, value in request.to_json().items() if name not in ("env", "set_overrides", "setup")}
     for name, text in _texts(shown):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import time
@@ -20,7 +19,7 @@ from autotune.measure.gpu_lease import GpuBusy
 from autotune.measure.payload import write_payload
 from autotune.measure.runner import Runner
 from autotune.measure.warm import WarmRunner
-from autotune.redaction import redact
+from autotune.redaction import redact, redact_json
 from autotune.store.json_shapes import show_json
 from autotune.store.records import StudyRecord, WrongTransition
 from autotune.store.store import Store, usable_url
@@ -177,9 +176,7 @@ class StudyJob:
             workload_fingerprint=prepared.job.fingerprint,
             script_path=str(request.script),
             script_text=redact(prepared.launch.text),
-            launch=json.loads(
-                redact(json.dumps({"entrypoint": prepared.launch.entrypoint, "arguments": list(prepared.arguments)}))
-            ),
+            launch=redact_json({"entrypoint": prepared.launch.entrypoint, "arguments": list(prepared.arguments)}),
             config=stored_config(prepared),
             space=stored_space(prepared),
             settings=_settings(prepared),
@@ -338,5 +335,5 @@ def _settings(prepared: Prepared) -> dict[str, Any]:
         "out": str(request.out.resolve()),
         "baseline": prepared.space.baseline.as_dict(),
         "user_keys": sorted(prepared.user_keys),
-        "request": json.loads(redact(json.dumps(request.to_json()))),
+        "request": redact_json(request.to_json()),
     }

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from autotune.redaction import MASK, redact
+from autotune.redaction import MASK, redact, redact_json
 from autotune.store.records import StudyRecord
 from autotune.store.store import Store
 from autotune.tuner.lease import held
@@ -109,7 +109,7 @@ def check_unchanged(study: StudyRecord, prepared: Prepared) -> None:
 
 def stored_config(prepared: Prepared) -> dict[str, Any]:
     """The composed configuration as a study stores it."""
-    shown: dict[str, Any] = json.loads(redact(json.dumps(dict(prepared.config), default=str)))
+    shown: dict[str, Any] = redact_json(json.loads(json.dumps(dict(prepared.config), default=str)))
     return shown
 
 

@@ -183,6 +183,12 @@ def test_a_secret_is_refused_stored_nowhere_and_not_shown(folder: Path, option: 
     assert list(folder.glob("trials.db*")) == []
 
 
+def test_a_setup_command_that_only_passes_a_variable_on_is_stored_as_it_is(folder: Path) -> None:
+    command = 'export HF_TOKEN="$HF_TOKEN"'
+    added(folder, "nightly", "--setup", command, "--yes")
+    assert shown(folder, "show", "nightly")["request"]["setup"] == command
+
+
 def test_a_variable_without_a_value_is_taken_from_the_services_environment(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

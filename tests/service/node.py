@@ -14,7 +14,7 @@ from typing import Any
 from autotune.measure.runner import StepPlan
 from autotune.service.control import run_now
 from autotune.service.daemon import Daemon
-from autotune.service.night import hash_of
+from autotune.service.registration import hash_of
 from autotune.store import schedules
 from autotune.store.schedules import NightRecord, NightState, ScheduleRecord
 from autotune.store.store import Store
