@@ -1,4 +1,5 @@
-"""How long the dashboard's pages take over a large database: 2,000 studies, 200,000 trials, 1,000,000 steps.
+"""How long the dashboard's pages take over a large database: 2,000 studies, 200,000 trials, 1,000,000 steps, and 20 schedules
+with a year of nights each.
 
     python -m benchmarks.dashboard_scale --database scale.db      # makes it if it is missing (about 1 GB), then measures
 
@@ -29,12 +30,14 @@ import httpx
 import psutil
 from sqlalchemy import create_engine, func, insert, select
 
+from autotune.store.schedules import NightState
 from autotune.store.store import Store
-from autotune.store.tables import StepRow, StudyRow, TrialRow
+from autotune.store.tables import NightRow, ScheduleRow, StepRow, StudyRow, TrialRow
 from autotune.values import Point, StepRecord, TrialKind
 from autotune.verl import keys
 
 STUDIES, TRIALS, STEPS_EACH = 2000, 200_000, 5
+SCHEDULES, NIGHTS, PAIRS = 20, 365, 5
 LARGEST = 3000
 """Trials of the largest study."""
 WORKLOADS = 40
@@ -49,17 +52,26 @@ def main() -> None:
     parser.add_argument("--database", type=Path, default=Path("scale.db"))
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--results", type=Path, default=Path("benchmarks/results"))
+    parser.add_argument(
+        "--share", type=float, default=1.0, help="make so much of the studies and trials, to try this out"
+    )
     asked = parser.parse_args()
     made = asked.database.exists()
     store = Store.open(f"sqlite:///{asked.database.resolve()}")
     if not made:
         begin = time.monotonic()
-        fill(asked.database)
+        fill(asked.database, asked.share)
         print(f"made {asked.database} in {time.monotonic() - begin:.0f} s")
     with store.reading() as session:
         counts = {
             name: session.scalar(select(func.count()).select_from(table)) or 0
-            for name, table in (("studies", StudyRow), ("trials", TrialRow), ("steps", StepRow))
+            for name, table in (
+                ("studies", StudyRow),
+                ("trials", TrialRow),
+                ("steps", StepRow),
+                ("schedules", ScheduleRow),
+                ("nights", NightRow),
+            )
         }
         largest = session.execute(
             select(TrialRow.study_id, func.count()).group_by(TrialRow.study_id).order_by(func.count().desc()).limit(1)
@@ -103,6 +115,9 @@ def pages(ordinary: int, largest: int, fingerprint: str) -> dict[str, str]:
         f"trial table of {LARGEST:,}, searched": f"/studies/{largest}/trials?q=max_num_seqs%22%3A%20512",
         f"pictures of {LARGEST:,} trials (JSON)": f"/studies/{largest}/figures",
         "trial": f"/studies/{ordinary}/trials/3",
+        f"schedules, {SCHEDULES}": "/schedules",
+        f"schedule of {NIGHTS} nights": "/schedules/job-07",
+        f"schedule of {NIGHTS} nights, last page": "/schedules/job-07?page=13",
         "compare, 6 studies": "/compare?" + "&".join(f"s={ordinary + i}" for i in range(6)),
         "read": "/read",
     }
@@ -189,7 +204,8 @@ def table(result: dict[str, Any]) -> str:
     said = result["write_ms"]
     lines += [
         "",
-        f"{result['studies']:,} studies, {result['trials']:,} trials, {result['steps']:,} steps; "
+        f"{result['studies']:,} studies, {result['trials']:,} trials, {result['steps']:,} steps, "
+        f"{result['schedules']:,} schedules, {result['nights']:,} nights; "
         f"{result['bytes'] / 1e9:.1f} GB of SQLite; {result['machine']}, load {result['load']}.",
         f"Storing a step: median {said['alone_median']} ms (worst {said['alone_worst']}) while nobody reads, "
         f"{said['beside_readers_median']} ms (worst {said['beside_readers_worst']}) beside four readers without a pause.",
@@ -221,11 +237,16 @@ def served(database: Path) -> Iterator[tuple[str, psutil.Process]]:
 # -- data ------------------------------------------------------------------------------------------------------------------
 
 
-def fill(database: Path) -> None:
-    """Nights of forty workloads; one night in twenty is slower than noise explains."""
+def fill(database: Path, share: float = 1.0) -> None:
+    """Nights of forty workloads; one night in twenty is slower than noise explains.
+
+    Args:
+        share: of the studies and trials that are made.
+    """
     dice = random.Random(8)
     config = {f"section_{i // 40}.group_{i // 8}.a_setting_of_verl_{i}": i for i in range(CONFIG_KEYS)}
-    sizes = [LARGEST, *_sizes(TRIALS - LARGEST, STUDIES - 1)]
+    studies, largest = max(10, round(share * STUDIES)), round(share * LARGEST)
+    sizes = [largest, *_sizes(round(share * TRIALS) - largest, studies - 1)]
     begin = datetime.now(timezone.utc) - timedelta(days=60)
     trial_id = 0
     engine = create_engine(f"sqlite:///{database.resolve()}")
@@ -234,7 +255,7 @@ def fill(database: Path) -> None:
         base = 800 + 90 * workload
         slow = 0.85 if dice.random() < 0.05 else 1.0
         created = begin + timedelta(days=night, minutes=13 * workload)
-        state = "running" if at >= STUDIES - 3 else "finished"
+        state = "running" if at >= studies - 3 else "finished"
         trials, steps = _trials(dice, size, trial_id, at + 1, base * slow, created, running=state == "running")
         trial_id += size
         speeds = [t["throughput"] for t in trials if t["throughput"]]
@@ -264,6 +285,56 @@ def fill(database: Path) -> None:
             )  # fmt: skip
             session.execute(insert(TrialRow), trials)
             session.execute(insert(StepRow), steps)
+    with engine.begin() as session:
+        for at in range(1, SCHEDULES + 1):
+            about, nights = _schedule(dice, at, studies)
+            session.execute(insert(ScheduleRow), [about])
+            session.execute(insert(NightRow), nights)
+
+
+def _schedule(dice: random.Random, at: int, studies: int) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """A schedule and a year of its nights: one in thirty skipped, one in fifty an alarm."""
+    own, now = 800.0 + 90 * at, datetime.now(timezone.utc).replace(minute=0, second=0, microsecond=0)
+    overrides = {keys.MAX_NUM_SEQS: 256, keys.ACTOR_MICRO_BATCH: 8}
+    schedule = {
+        "id": at, "name": f"job-{at:02d}", "created_at": now, "updated_at": now, "state": "active", "host": "gpu-node",
+        "cron": "0 2 * * *", "tz": "Europe/Berlin", "window": "02:00-06:00", "pairs": PAIRS, "script_path": f"/jobs/{at}/train.sh",
+        "script_hash": "ab" * 32, "request": {"space": "grpo_fsdp_vllm", "gpus": 8, "trials": 30},
+        "reference": {"point": overrides, "overrides": overrides, "gain": 0.3, "study": f"night-00-{at:02d}", "slot": "2026-01-01T02:00", "script_hash": "ab" * 32},
+    }  # fmt: skip
+    nights = []
+    for night in range(NIGHTS):
+        planned = now - timedelta(days=NIGHTS - night)
+        skipped, slow = dice.random() < 1 / 30, dice.random() < 1 / 50
+        tests = [
+            {"subject": subject, "quantity": name, "change": dice.gauss(0.06 if slow and name == "gen" else 0.0, 0.008), "band": 0.025, "beyond": slow and name == "gen"}
+            for subject in ("own", "best")
+            for name in (*PHASES, "rest", "step")
+        ]  # fmt: skip
+        nights.append(
+            {
+                "schedule_id": at, "slot": f"{planned:%Y-%m-%dT02:00}", "state": (NightState.SKIPPED if skipped else NightState.FINISHED).value,
+                "reason": "the node was busy until the window closed" if skipped else "", "planned_at": planned, "until": planned + timedelta(hours=4),
+                "started_at": planned, "ended_at": planned + timedelta(hours=3), "attempts": 1, "lease": None,
+                "study_id": None if skipped else dice.randint(1, studies), "script_hash": "ab" * 32, "simulated": True,
+                "environment": {"verl": "0.9.1", "vllm": "0.20.0", "driver": "580.82"},
+                "canary": None if skipped else {"how": "session", "pairs": PAIRS, "own": _side(dice, own), "best": _side(dice, 1.3 * own)},
+                "verdict": None if skipped else {
+                    "decision": "regression" if slow else "steady", "text": "gen takes more time." if slow else "As fast as before.",
+                    "phases": ["gen"] if slow else [], "tests": tests, "nights": min(night, 10), "environment": [],
+                },
+            }
+        )  # fmt: skip
+    return schedule, nights
+
+
+def _side(dice: random.Random, speed: float) -> dict[str, Any]:
+    """What a canary measured of one setting."""
+    speeds = [speed * dice.gauss(1.0, 0.012) for _ in range(PAIRS)]
+    seconds = {
+        name: [share * 1000 / s for s in speeds] for name, share in {**PHASES, "rest": 0.02, "step": 1.0}.items()
+    }
+    return {"point": {keys.MAX_NUM_SEQS: 256}, "throughput": speeds, "seconds": seconds, "failure": None}
 
 
 def _sizes(total: int, parts: int) -> list[int]:

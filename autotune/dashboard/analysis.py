@@ -88,7 +88,7 @@ def _version_changes(before: Night | None, night: Night) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Effect:
-    """What turning one knob did to one phase: means over all measured launches at each value."""
+    """What turning one knob did to one phase: means over all measured trials at each value."""
 
     phase: str
     slowest: KnobValue
@@ -110,16 +110,16 @@ class KnobEffects:
 
     key: str
     importance: float | None
-    """Share of the variance of step seconds that the knob's value alone explains (epsilon squared); None: too few launches."""
+    """Share of the variance of step seconds that the knob's value alone explains (epsilon squared); None: too few trials."""
     values: tuple[KnobValue, ...]
-    launches: int
+    trials: int
     effects: Mapping[str, Effect]
 
 
 def knob_effects(trials: Sequence[TrialSummary], release: str) -> list[KnobEffects]:
-    """Knobs that took at least two values among the measured launches, the most important first.
+    """Knobs that took at least two values among the measured trials, the most important first.
 
-    Launches in which a knob has no effect (micro-batches under dynamic batching) do not count for it.
+    Trials in which a knob has no effect (micro-batches under dynamic batching) do not count for it.
     """
     knobs = catalogue(release)
     measured = [t for t in trials if t.state is TrialState.MEASURED and t.step_seconds]

@@ -14,8 +14,9 @@ from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, Res
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 
-from autotune.dashboard import pages, pasted, templating
+from autotune.dashboard import pages, pasted, schedules, templating
 from autotune.dashboard.security import LOOPBACK, Guard, api_problem
+from autotune.dashboard.tokens import digest
 from autotune.store import queries
 from autotune.store.records import own_command
 from autotune.store.store import Store
@@ -159,9 +160,21 @@ def create_app(
         values = {"text": text, "kind": kind, "result": result, "shown_steps": pasted.SHOWN_STEPS}
         return await run_in_threadpool(page, "read.html", values)
 
+    @app.get("/schedules")
+    def schedule_list() -> Response:
+        return page("schedules.html", schedules.schedules(store))
+
+    @app.get("/schedules/{name:path}")
+    def schedule(name: str, page_: Annotated[int, Query(alias="page")] = 1) -> Response:
+        shown = schedules.schedule(store, name, page=page_)
+        return (
+            page("schedule.html", {"page": shown}) if shown else missing("There is no such schedule in this database.")
+        )
+
     @app.get("/events")
-    def events(since: str = "") -> Response:
-        return _stream(_changes(lambda: queries.store_token(store), since, running=lambda: True, stopping=stopping))
+    def events(since: str = "", of: str = "") -> Response:
+        token = queries.schedules_token if of == "schedules" else queries.store_token
+        return _stream(_changes(lambda: token(store), since, running=lambda: True, stopping=stopping))
 
     @app.get("/studies/{study_id}/events")
     def study_events(study_id: int, since: str = "") -> Response:
@@ -202,7 +215,7 @@ async def _changes(
     yield "retry: 3000\n\n"
     while not stopping():
         goes_on = await run_in_threadpool(running)
-        now = pages.digest(await run_in_threadpool(token))
+        now = digest(await run_in_threadpool(token))
         if now != seen:
             seen, quiet = now, 0.0
             yield f"event: change\ndata: {now}\n\n"

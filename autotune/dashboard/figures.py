@@ -6,7 +6,7 @@ import html
 import json
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, Protocol
 
 from autotune.dashboard.analysis import (
     PHASES,
@@ -20,14 +20,34 @@ from autotune.dashboard.analysis import (
 from autotune.redaction import redact
 from autotune.store.queries import TrialSummary
 from autotune.store.records import gain_of, own_command
+from autotune.store.schedules import NightRecord
 from autotune.tuner import wording
 from autotune.values import KnobValue, Point, StepRecord, TrialState
 
 Figure = dict[str, Any]
 """`{"data": […], "layout": {…}}` of Plotly."""
 
+
+class MeasuredNight(Protocol):
+    """What a picture needs of a night."""
+
+    @property
+    def night(self) -> NightRecord: ...
+    @property
+    def own(self) -> float | None:
+        """Tokens/s/GPU of the user's command."""
+
+    @property
+    def best(self) -> float | None:
+        """Tokens/s/GPU of the best setting."""
+
+    @property
+    def phases(self) -> tuple[str, ...]:
+        """That its alarm names."""
+
+
 _LINES = 300
-"""Launches that parallel coordinates show; more would be one grey surface."""
+"""Trials that parallel coordinates show; more would be one grey surface."""
 _STRIPS = 6
 _FAILED = (TrialState.INFEASIBLE, TrialState.FAILED, TrialState.INVALID)
 
@@ -107,8 +127,57 @@ def trend_figure(points: Sequence[TrendPoint]) -> Figure:
     return {"data": data, "layout": {"yaxis": {"title": {"text": "tokens/s/GPU"}, "rangemode": "tozero"}}}
 
 
+def nights_figure(nights: Sequence[MeasuredNight]) -> Figure:
+    """The user's command and the best setting over the nights of a schedule; what a double of verl made has open marks."""
+    whole = "%{text}<br>%{y:,.1f} tokens/s/GPU<extra>%{fullData.name}</extra>"
+    simulated = [line.night.simulated for line in nights]
+
+    def trace(name: str, colour: str, speeds: Sequence[float | None]) -> Figure:
+        return {
+            "x": [line.night.planned_at.isoformat() for line in nights],
+            "y": list(speeds),
+            "text": [_night(line) for line in nights],
+            "customdata": [_study(line) for line in nights],
+            "mode": "lines+markers",
+            "connectgaps": False,
+            "name": name,
+            "line": {"color": colour, "width": 2},
+            "marker": {"size": 5, "color": colour, "symbol": ["circle-open" if is_ else "circle" for is_ in simulated]},
+            "hovertemplate": whole,
+        }
+
+    levels = (
+        ("best", "--good", [line.best for line in nights]),
+        ("your command", "--text-2", [line.own for line in nights]),
+    )
+    data = [trace(*level) for level in levels if any(speed is not None for speed in level[2])]
+    alarms = [line for line in nights if line.night.regressed]
+    if alarms:
+        data.append(
+            {
+                "x": [line.night.planned_at.isoformat() for line in alarms],
+                "y": [line.own if line.own is not None else line.best for line in alarms],
+                "text": [f"{_night(line)}: {plain(', '.join(line.phases))}" for line in alarms],
+                "customdata": [_study(line) for line in alarms],
+                "mode": "markers",
+                "name": "regression",
+                "marker": {"size": 13, "color": "--bad", "symbol": "triangle-down"},
+                "hovertemplate": "%{text}<extra>regression</extra>",
+            }
+        )
+    return {"data": data, "layout": {"yaxis": {"title": {"text": "tokens/s/GPU"}, "rangemode": "tozero"}}}
+
+
+def _night(line: MeasuredNight) -> str:
+    return plain(f"{line.night.slot}{' (SIMULATED)' if line.night.simulated else ''}")
+
+
+def _study(line: MeasuredNight) -> str | None:
+    return None if line.night.study_id is None else f"/studies/{line.night.study_id}"
+
+
 def told(trials: Sequence[TrialSummary]) -> dict[int, str]:
-    """What hovering over each launch shows, by its number; several pictures share it."""
+    """What hovering over each trial shows, by its number; several pictures share it."""
     baseline = own_command(trials)
     levels = levels_of(trials)
     return {trial.number: _told(trial, baseline, gain_of(trial, levels)) for trial in trials}
@@ -122,11 +191,11 @@ def best_figure(
     n_gpus: int,
     unit: str = "GPU-minutes",
 ) -> Figure:
-    """Every launch, and the best so far.
+    """Every trial, and the best so far.
 
     Args:
         texts: of `told`.
-        over: `trials` (launches in order) or `minutes` (GPU-minutes since the study began).
+        over: `trials` (in order) or `minutes` (GPU-minutes since the study began).
     """
     zero = min((t.started_at for t in trials if t.started_at), default=None)
 
@@ -159,7 +228,7 @@ def best_figure(
     if failed:
         data.append(_failures(failed, [place(t) for t in failed], [0.0] * len(failed), texts))
     layout: Figure = {
-        "xaxis": {"title": {"text": "launch" if over == "trials" else unit}},
+        "xaxis": {"title": {"text": "trial" if over == "trials" else unit}},
         "yaxis": {"title": {"text": "tokens/s/GPU"}, "rangemode": "tozero"},
     }
     if baseline is not None and baseline.throughput:
@@ -182,11 +251,11 @@ def tradeoff_figure(trials: Sequence[TrialSummary], texts: Mapping[int, str]) ->
     width = max(high - low, 0.1 * high)
     left = (low + high - width) / 2
     if failed:
-        # Memory of a launch that did not run is not known: they stand side by side.
+        # Memory of a trial that did not run is not known: they stand side by side.
         beside = [left + width * (i + 0.5) / len(failed) for i in range(len(failed))]
         places = beside if by_memory else [float(t.number) for t in failed]
         data.append(_failures(failed, places, [0.0] * len(failed), texts))
-    axis = "trainer's peak memory, GiB" if by_memory else "launch (memory was not measured)"
+    axis = "trainer's peak memory, GiB" if by_memory else "trial (memory was not measured)"
     layout: Figure = {
         "xaxis": {"title": {"text": axis}},
         "yaxis": {"title": {"text": "tokens/s/GPU"}, "rangemode": "tozero"},
@@ -197,7 +266,7 @@ def tradeoff_figure(trials: Sequence[TrialSummary], texts: Mapping[int, str]) ->
 
 
 def strips_figure(trials: Sequence[TrialSummary], effects: Sequence[KnobEffects]) -> Figure:
-    """For the most important knobs: seconds of the phase that each moves most, one dot per launch."""
+    """For the most important knobs: seconds of the phase that each moves most, one dot per trial."""
     data: list[Figure] = []
     layout: Figure = {"grid": {"rows": 1, "columns": max(1, min(len(effects), _STRIPS)), "pattern": "independent"}}
     shown = effects[:_STRIPS]
@@ -241,7 +310,7 @@ def strips_figure(trials: Sequence[TrialSummary], effects: Sequence[KnobEffects]
 
 
 def parallel_figure(trials: Sequence[TrialSummary]) -> Figure:
-    """Every launch as a line through its settings to its tokens/s; launches that failed end below the last axis."""
+    """Every trial as a line through its settings to its tokens/s; trials that failed end below the last axis."""
     shown = list(trials)[:_LINES]
     keys = varied_keys([t.point for t in shown])
     ladders = {key: sorted({_typed(t.point, key) for t in shown}, key=lambda v: sort_key(v[1])) for key in keys}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -22,10 +21,13 @@ from autotune.dashboard.analysis import (
 )
 from autotune.dashboard.figures import Figure
 from autotune.dashboard.files import LogView, log_view
+from autotune.dashboard.schedules import lines
+from autotune.dashboard.tokens import digest
 from autotune.launch.best_script import Script, best_script, secrets_of
 from autotune.store import queries
 from autotune.store.queries import Night, Page, StudySummary, TrialSummary, WorkloadSummary
 from autotune.store.records import Compared, StudyRecord, TrialRecord, gain_of, own_command
+from autotune.store.schedules import NightRecord, night_of_study
 from autotune.store.store import Store
 from autotune.tuner.lease import interrupted
 from autotune.values import KnobValue, Point, StepRecord, TrialKind, TrialState
@@ -34,7 +36,7 @@ from autotune.verl.knobs import Knob, catalogue
 
 SETTLES_SECONDS = 30.0
 CHARTED = 300
-"""Launches of one study that the pictures show."""
+"""Trials of one study that the pictures show."""
 
 
 # -- home ------------------------------------------------------------------------------------------------------------------
@@ -46,7 +48,7 @@ class Running:
 
     study: StudySummary
     planned: int | None
-    """Launches that it will make at most, without repetitions."""
+    """Trials that it will make at most, without repetitions."""
     trial: TrialSummary | None
     """The newest one."""
     step: StepRecord | None
@@ -90,10 +92,12 @@ class WorkloadTrend:
 
 
 def home(store: Store, page: int = 1) -> dict[str, Any]:
-    """What runs now, the trend of every workload, and the newest studies."""
+    """What runs now, every schedule, the trend of every workload, and the newest studies."""
+    token = digest(queries.store_token(store))
     workloads = queries.workloads_page(store, page=page, size=8)
     return {
-        "token": digest(queries.store_token(store)),
+        "token": token,
+        "schedules": lines(store),
         "running": [_running(store, study) for study in queries.running_studies(store)],
         "workloads": workloads,
         "trends": [_trend(store, about, most=30) for about in workloads.rows],
@@ -212,6 +216,8 @@ class StudyPage:
     unit: str
     gains: Mapping[int, float | None]
     """Gain over the user's own command, measured in the same way, by number."""
+    night: NightRecord | None
+    """The newest night of a schedule that it ran in; None: it was started by hand."""
 
     @property
     def running(self) -> bool:
@@ -237,7 +243,7 @@ class StudyPage:
 
     @property
     def gain(self) -> float | None:
-        """Of the fastest launch so far over the user's command; no verdict."""
+        """Of the fastest trial so far over the user's command; no verdict."""
         return self.gains.get(self.best.number) if self.best else None
 
     @property
@@ -289,6 +295,7 @@ def study(store: Store, study_id: int, *, with_script: bool = True) -> StudyPage
         planned=_planned(record.settings),
         unit=unit,
         gains=gains_of(trials, levels_of(trials)),
+        night=night_of_study(store, study_id),
     )
 
 
@@ -374,7 +381,7 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class TrialPage:
-    """One launch."""
+    """One trial."""
 
     study: StudySummary
     trial: TrialRecord
@@ -455,17 +462,17 @@ def _settings(record: TrialRecord, own: Point) -> list[Setting]:
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One launch in a comparison."""
+    """One trial in a comparison."""
 
     study: StudySummary
     trial: TrialSummary
     role: str
-    """`your command`, `best`, or empty for a launch that was picked by itself."""
+    """`your command`, `best`, or empty for a trial that was picked by itself."""
     versions: Mapping[str, str]
 
 
 def compare(store: Store, *, study_ids: Sequence[int], trial_ids: Sequence[str]) -> dict[str, Any]:
-    """Launches side by side: the user's command and the best of each study, or launches picked one by one.
+    """Trials side by side: the user's command and the best of each study, or trials picked one by one.
 
     Args:
         trial_ids: `STUDY.NUMBER`.
@@ -529,8 +536,3 @@ def _picked(store: Store, study_id: int, number: int) -> list[Column]:
 
 def _versions(record: StudyRecord) -> dict[str, str]:
     return {name: value for name, value in record.environment.items() if isinstance(value, str) and name != "workload"}
-
-
-def digest(token: str) -> str:
-    """A short text for a long one."""
-    return hashlib.sha256(token.encode()).hexdigest()[:16]

@@ -16,6 +16,7 @@ from markupsafe import Markup, escape
 
 import autotune
 from autotune.dashboard.figures import figure_json
+from autotune.dashboard.schedules import slot_text
 from autotune.launch import Override
 from autotune.redaction import redact
 from autotune.tuner import wording
@@ -46,6 +47,7 @@ def environment() -> Environment:
         percent=_percent,
         figure=lambda figure: Markup(figure_json(figure)),
         moment=_moment,
+        slot=slot_text,
         iso=lambda moment: moment.astimezone(timezone.utc).isoformat(timespec="seconds"),
         slug=lambda name: str(name).replace("_", "-"),
         shade=_shade,

@@ -7,15 +7,16 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Generic, TypeVar
 
-from sqlalchemy import ColumnElement, Select, Text, and_, case, cast, func, or_, select
+from sqlalchemy import ColumnElement, Select, Text, and_, case, cast, func, null, or_, select
 
 from autotune.store.records import StudyRecord, TrialRecord
 from autotune.store.store import DATABASE_NOW, Store, _utc, study_record, trial_facts
-from autotune.store.tables import StepRow, StudyRow, TrialRow
+from autotune.store.tables import NightRow, ScheduleRow, StepRow, StudyRow, TrialRow
 from autotune.values import Point, StepRecord, TrialKind, TrialState
 
 Row = TypeVar("Row")
 _ESCAPE = "\\"
+_ACTIVE_NIGHTS = ("due", "running")
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,6 +255,12 @@ def study_summaries(store: Store, ids: Sequence[int]) -> list[StudySummary]:
         return _summaries(session, list(ids))
 
 
+def study_id(store: Store, name: str) -> int | None:
+    """The id of the study of that name, or None."""
+    with store.reading() as session:
+        return session.scalar(select(StudyRow.id).where(StudyRow.name == name))
+
+
 def study_by_id(store: Store, study_id: int) -> StudyRecord | None:
     """The whole study, or None."""
     with store.reading() as session:
@@ -449,11 +456,37 @@ def study_token(store: Store, study_id: int) -> str:
 
 
 def store_token(store: Store) -> str:
-    """A text that changes whenever a study begins or ends, a trial begins, or a step is stored."""
+    """A text that changes whenever a study begins or ends, a trial begins, a step is stored, or a schedule's night goes on."""
     with store.reading() as session:
         counts = [session.scalar(select(func.max(column))) for column in (StudyRow.id, TrialRow.id, StepRow.id)]
         running = session.scalars(select(StudyRow.id).where(StudyRow.state == "running").order_by(StudyRow.id)).all()
-    return f"{counts}|{list(running)}"
+        nights = _schedules_token(session)
+    return f"{counts}|{list(running)}|{nights}"
+
+
+def schedules_token(store: Store) -> str:
+    """A text that changes whenever a schedule is added, changed or removed, or a night of one begins, learns something or ends."""
+    with store.reading() as session:
+        return _schedules_token(session)
+
+
+def _schedules_token(session: Any) -> str:
+    # A night changes only while it is due or runs, and becomes one of those first; the others need not be read.
+    about = session.execute(select(func.count(), func.max(ScheduleRow.updated_at)).select_from(ScheduleRow)).one()
+    newest = session.scalar(select(func.max(NightRow.id)))
+    active = session.execute(
+        select(
+            NightRow.id,
+            NightRow.state,
+            NightRow.attempts,
+            NightRow.study_id,
+            NightRow.canary.is_(null()),
+            NightRow.verdict.is_(null()),
+        )
+        .where(NightRow.state.in_(_ACTIVE_NIGHTS))
+        .order_by(NightRow.id)
+    ).all()
+    return f"{tuple(about)}|{newest}|{[tuple(row) for row in active]}"
 
 
 def _summaries(session: Any, ids: Sequence[int]) -> list[StudySummary]:

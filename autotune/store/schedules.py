@@ -415,16 +415,20 @@ def last_nights(store: Store, decisions: Collection[str] = ()) -> dict[int, Nigh
     Args:
         decisions: only of the nights whose verdict is one of these; empty: of all.
     """
-    place = func.row_number().over(
-        partition_by=NightRow.schedule_id, order_by=(NightRow.planned_at.desc(), NightRow.id.desc())
+    conditions = [NightRow.verdict["decision"].as_string().in_(decisions)] if decisions else []
+    # One look into the index for each schedule, instead of every night of all of them.
+    newest = (
+        select(NightRow.id)
+        .where(NightRow.schedule_id == ScheduleRow.id, *conditions)
+        .order_by(NightRow.planned_at.desc(), NightRow.id.desc())
+        .limit(1)
+        .correlate(ScheduleRow)
+        .scalar_subquery()
     )
-    numbered = select(NightRow.id, place.label("place"))
-    if decisions:
-        numbered = numbered.where(NightRow.verdict["decision"].as_string().in_(decisions))
-    ranked = numbered.subquery()
-    newest = select(ranked.c.id).where(ranked.c.place == 1)
     with store.reading() as session:
-        return {found.schedule_id: found for found in _nights(session, NightRow.id.in_(newest), most=1000)}
+        chosen = [night_id for night_id in session.scalars(select(newest).select_from(ScheduleRow)) if night_id]
+        found = _nights(session, NightRow.id.in_(chosen), most=len(chosen)) if chosen else []
+    return {night.schedule_id: night for night in found}
 
 
 def night_counts(store: Store) -> dict[tuple[str, NightState], int]:

@@ -82,7 +82,7 @@ def report_markdown(study: StudyRecord, trials: Sequence[TrialRecord], changes: 
         ]
     parts += _changed(study, changes)
     parts += _equivalence(verdict)
-    parts += _launches(trials)
+    parts += _trials(trials)
     parts += _method(study, trials, verdict)
     return "\n".join(parts).rstrip() + "\n"
 
@@ -103,7 +103,7 @@ def _comparison(baseline: TrialRecord, best: TrialRecord | None) -> list[str]:
             wording.number(other.memory_gb) if other else "–",
         ),
     ]
-    lines = ["## Before and after", "", f"One launch each: t000 and {f't{other.number:03d}' if other else 'none'}.", ""]
+    lines = ["## Before and after", "", f"One trial each: t000 and {f't{other.number:03d}' if other else 'none'}.", ""]
     lines += _table(("", "your command", "best"), rows)
     phases = sorted(
         {*baseline.phases, *(other.phases if other else {})}, key=lambda name: -baseline.phases.get(name, 0.0)
@@ -148,7 +148,7 @@ def _equivalence(verdict: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _launches(trials: Sequence[TrialRecord]) -> list[str]:
+def _trials(trials: Sequence[TrialRecord]) -> list[str]:
     first = own_command(trials)
     baseline = first.point if first is not None else None
     rows = []
@@ -170,7 +170,7 @@ def _launches(trials: Sequence[TrialRecord]) -> list[str]:
                 told,
             )
         )
-    return ["## Every launch", "", *_table(("trial", "", "tokens/s/GPU", "gain", "s/step", "changed", "failure"), rows)]
+    return ["## Every trial", "", *_table(("trial", "", "tokens/s/GPU", "gain", "s/step", "changed", "failure"), rows)]
 
 
 def _told(failure: Mapping[str, Any]) -> str:
@@ -186,6 +186,24 @@ def _machine(study: StudyRecord, trials: Sequence[TrialRecord]) -> str:
     return f"{study.n_gpus} × {', '.join(names) or 'GPU (model not read)'}"
 
 
+def _where(measured: Sequence[TrialRecord]) -> str:
+    """How many trials were measured in launches of their own, and how many share one."""
+    sessions = {trial.session for trial in measured if trial.session is not None}
+    shared = sum(trial.session is not None for trial in measured)
+    parts = []
+    own = len(measured) - shared
+    if own or not shared:
+        parts.append(
+            f"{own} measured in {'a launch of verl of its own' if own == 1 else 'launches of verl of their own'}"
+        )
+    if shared:
+        one = len(sessions) == 1
+        parts.append(
+            f"{shared} measured in {len(sessions)} session{'' if one else 's'} (one launch of verl {'' if one else 'each, '}for many settings)"
+        )
+    return " and ".join(parts)
+
+
 def _method(study: StudyRecord, trials: Sequence[TrialRecord], verdict: Mapping[str, Any]) -> list[str]:
     measured = [t for t in trials if t.state is TrialState.MEASURED]
     counted = sum(t.counted_steps for t in measured)
@@ -195,7 +213,8 @@ def _method(study: StudyRecord, trials: Sequence[TrialRecord], verdict: Mapping[
     lines = [
         "## How it was measured",
         "",
-        f"- {len(trials)} launches of verl, one per row above; {counted} steps counted, {settling} left out (the first of each launch).",
+        f"- {len(trials)} trials, one per row above: {_where(measured)}.",
+        f"- {counted} steps counted, {settling} left out while a launch or a new setting settled.",
         "- Tokens/s/GPU: prompt and response tokens of the counted steps over their seconds, per GPU. The whole batch, every phase.",
         "- The gain compares launches of your command with launches made of the best setting after it was chosen.",
         f"- Points refused by arithmetic or by verl's own validation before a launch: {verdict.get('refused', 0)}.",

@@ -16,7 +16,11 @@ from typing import Any
 
 import pytest
 
+from autotune.store import schedules
+from autotune.store.schedules import NightState
+from autotune.store.store import Store
 from tests.fakes.launches import environment, write_script
+from tests.nights import add_night, add_schedule, canary, history, said
 
 playwright = pytest.importorskip("playwright.sync_api", reason="pip install playwright")
 
@@ -57,6 +61,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "run", "train.sh", "--study", "first", "--trials", "3", "--confirmations", "1", cwd=place, noise="0.01"
     )
     assert first.wait(timeout=120) == 0, (place / "run.out").read_text()
+    store = Store.open(f"sqlite:///{place}/trials.db")
+    history(store, add_schedule(store), study=1)
+    add_schedule(
+        store, "grpo_of_a_team_that_gives_its_jobs_names_without_any_gap_at_all", script_path="/a" * 60 + "/b.sh"
+    )
+    store.close()
     return place
 
 
@@ -173,6 +183,9 @@ def test_every_page_is_accessible_and_fits(browser, base, folder, theme, width):
         "/studies/1": ".plot .main-svg",
         "/studies/1/trials/0": ".plot .main-svg",
         "/studies/1/trials/2": "table",
+        "/schedules": "table",
+        "/schedules/nightly": ".plot .main-svg",
+        "/schedules/grpo_of_a_team_that_gives_its_jobs_names_without_any_gap_at_all": "h1",
         "/compare?s=1": "table",
         "/read": "textarea",
         "/nothing": "h1",
@@ -194,6 +207,30 @@ def test_every_page_is_accessible_and_fits(browser, base, folder, theme, width):
         watched.close()
 
 
+def test_the_page_of_a_schedule_follows_a_night(browser, base, folder):
+    watched = Watched(browser, base)
+    page = watched.page
+    store = Store.open(f"sqlite:///{folder}/trials.db")
+    try:
+        schedule = schedules.schedule(store, "nightly")
+        page.goto(base + "/schedules/nightly")
+        page.locator(".verdict .lead", has_text="Regression").wait_for()
+        page.locator(".plot .main-svg").first.wait_for()
+        assert page.locator("time[data-due]", has_text="in ").count() == 3
+        page.evaluate("window.notReloaded = true")
+        night = add_night(store, schedule, 30, NightState.RUNNING, measured=canary())
+        page.locator("#runs-h + p .st-running").wait_for()
+        schedules.tell_night(store, night, verdict=said())
+        schedules.end_night(store, night, NightState.FINISHED)
+        page.locator(".verdict .lead", has_text="Steady").wait_for()
+        page.locator(".plot .main-svg").first.wait_for()
+        assert page.evaluate("window.notReloaded") is True
+        assert watched.complaints == []
+    finally:
+        store.close()
+        watched.close()
+
+
 def test_the_theme_is_kept_and_the_keyboard_reaches_everything(browser, base, folder):
     watched = Watched(browser, base, color_scheme="light")
     page = watched.page
@@ -208,7 +245,7 @@ def test_the_theme_is_kept_and_the_keyboard_reaches_everything(browser, base, fo
         assert page.evaluate("document.activeElement.id") == "trial-q"
         page.keyboard.type("infeasible-nonsense")
         page.keyboard.press("Enter")
-        page.get_by_text("No launch matches.").wait_for()
+        page.get_by_text("No trial matches.").wait_for()
         page.goto(base + "/studies/1")
         page.locator("#sort-throughput").focus()
         page.keyboard.press("Enter")

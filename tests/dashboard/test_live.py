@@ -8,6 +8,7 @@ from datetime import datetime, timedelta, timezone
 import pytest
 
 from autotune.dashboard import app
+from autotune.dashboard.tokens import digest
 from autotune.store import queries
 from autotune.values import TrialKind
 from tests.studies import BASELINE, add_study, add_trial, finished_study, measurement, step
@@ -36,7 +37,7 @@ def test_a_study_that_does_not_exist_has_no_events_to_wait_for(client):
 
 def test_what_changed_between_page_and_stream_is_not_missed(store, client):
     study = finished_study(store)
-    since = app.pages.digest(queries.study_token(store, study))
+    since = digest(queries.study_token(store, study))
     assert events(client.get(f"/studies/{study}/events?since={since}").text) == ["end"]
     assert events(client.get(f"/studies/{study}/events?since=older").text) == ["change", "end"]
 
@@ -48,7 +49,7 @@ def test_a_running_study_is_heard_of_until_it_ends(store, monkeypatch):
     tokens = iter(["a", "a", "b", "b", "c"])
 
     async def hear() -> list[str]:
-        stream = app._changes(lambda: next(tokens), app.pages.digest("a"), running=lambda: next(going))
+        stream = app._changes(lambda: next(tokens), digest("a"), running=lambda: next(going))
         return [line async for line in stream]
 
     assert events("".join(asyncio.run(hear()))) == ["change", "change", "end"]

@@ -193,7 +193,7 @@ def test_the_verdict_comes_first_with_its_interval(store, client):
     finished_study(store)
     page = text_of(client.get("/studies/1").text)
     assert "Faster by +50.0 % (95 % interval +40.0 % to +60.0 %)." in page
-    assert page.index("Faster by") < page.index("A step, by phase") < page.index("Launches")
+    assert page.index("Faster by") < page.index("A step, by phase") < page.index("Trials 4")
     assert "Same trajectory over several optimiser steps not measured" in page
 
 

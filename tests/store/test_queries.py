@@ -132,3 +132,9 @@ def test_a_reader_does_not_hold_up_the_writer(store):
         before = session.scalar(select(func.count(TrialRow.id)))
     assert before in (4, 5)  # SQLite shows the state at the begin, PostgreSQL the newest
     assert len(store.trials(study)) == 5
+
+
+def test_a_study_is_found_by_its_name(store):
+    study = add_study(store, "night")
+    assert queries.study_id(store, "night") == study
+    assert queries.study_id(store, "nigh") is None

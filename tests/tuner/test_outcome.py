@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -86,9 +87,9 @@ def test_report_names_what_changed_and_which_phases_feel_it(store: Store) -> Non
     assert table[keys.SAMPLER_PATH][2] == "gen (the poll for its end)"
 
 
-def test_report_lists_every_launch_with_the_reason_of_those_that_failed(store: Store) -> None:
+def test_report_lists_every_trial_with_the_reason_of_those_that_failed(store: Store) -> None:
     finished_study(store)
-    table = {cells[0]: cells[1:] for cells in rows(section(report(store, CHANGES), "Every launch"))}
+    table = {cells[0]: cells[1:] for cells in rows(section(report(store, CHANGES), "Every trial"))}
     assert [name for name in table if name.startswith("t0")] == ["t000", "t001", "t002", "t003"]
     assert table["t001"][0] == "SIMULATED infeasible"
     assert table["t001"][1:4] == ["–", "–", "–"]
@@ -103,7 +104,7 @@ def test_report_says_how_it_was_measured_and_what_was_not(store: Store) -> None:
     finished_study(store)
     text = report(store, CHANGES)
     method = section(text, "How it was measured")
-    assert "4 launches of verl" in method
+    assert "4 trials, one per row above: 3 measured in launches of verl of their own." in method
     assert "6 steps counted, 3 left out" in method
     assert "2 ranks on the CPU" in method
     assert "verl 0.9.1" in method
@@ -112,6 +113,18 @@ def test_report_says_how_it_was_measured_and_what_was_not(store: Store) -> None:
     assert "tuning keys alone: yes" in same
     assert "gradient norm on the same batch: not measured" in same
     assert "optimiser steps: not measured" in same
+
+
+def test_report_tells_what_was_measured_in_a_session_from_what_had_a_launch_of_its_own(store: Store) -> None:
+    study = add_study(store)
+    add_trial(store, study, BASELINE, TrialKind.BASELINE, measurement(2.0))
+    for seconds in (2.0, 1.0):
+        add_trial(store, study, outcome=replace(measurement(seconds), session="s1"))
+    method = section(report(store, {}), "How it was measured")
+    assert (
+        "3 trials, one per row above: 1 measured in a launch of verl of its own and "
+        "2 measured in 1 session (one launch of verl for many settings)." in method
+    )
 
 
 def test_gain_of_the_hook_has_a_line_of_its_own_only_where_it_is_used(store: Store) -> None:
@@ -152,7 +165,7 @@ def test_hostile_text_stays_in_its_cell(store: Store) -> None:
     add_trial(store, study, Point.of({"x.y.z|`": HOSTILE}), outcome=failure(HOSTILE))
     store.set_verdict(study, verdict(decision="no_meaningful_difference", reason=HOSTILE, gain=None, best_number=None))
     text = report(store, {"x.y": HOSTILE}, "bad|\n# name")
-    for title, width in (("Every launch", 7), ("What best.sh changes", 4)):
+    for title, width in (("Every trial", 7), ("What best.sh changes", 4)):
         assert {len(cells) for cells in rows(section(text, title))} == {width}
     assert len([line for line in text.splitlines() if line.startswith("# ")]) == 1
     assert "<script" not in text

@@ -9,19 +9,24 @@
     document.dispatchEvent(new CustomEvent('autotune:theme'));
   }
 
-  function ago(then) {
+  function length(seconds) {
+    if (seconds < 60) return seconds + ' s';
+    if (seconds < 3600) return Math.floor(seconds / 60) + ' min';
+    if (seconds < 2 * 86400) return Math.floor(seconds / 3600) + ' h';
+    return Math.floor(seconds / 86400) + ' d';
+  }
+
+  // Clocks of two machines differ: only what is due may lie ahead.
+  function distance(then, due) {
     var seconds = Math.round((Date.now() - then) / 1000);
-    if (seconds < 0 || seconds >= 7 * 86400) return null;
-    if (seconds < 60) return seconds + ' s ago';
-    if (seconds < 3600) return Math.floor(seconds / 60) + ' min ago';
-    if (seconds < 86400) return Math.floor(seconds / 3600) + ' h ago';
-    return Math.floor(seconds / 86400) + ' d ago';
+    if (Math.abs(seconds) >= 7 * 86400 || (seconds < 0 && !due)) return null;
+    return seconds < 0 ? 'in ' + length(-seconds) : length(seconds) + ' ago';
   }
 
   function times() {
     document.querySelectorAll('time[datetime]').forEach(function (element) {
       if (!element.title) element.title = element.textContent;
-      var said = ago(Date.parse(element.dateTime));
+      var said = distance(Date.parse(element.dateTime), 'due' in element.dataset);
       if (said) element.textContent = said;
     });
   }
