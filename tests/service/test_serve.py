@@ -3,13 +3,8 @@
 from __future__ import annotations
 
 import http.client
-import os
 import random
-import re
-import signal
 import sqlite3
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -19,7 +14,6 @@ from itertools import pairwise
 from pathlib import Path
 
 import optuna
-import psutil
 import pytest
 
 from autotune.service.control import current_night
@@ -27,43 +21,10 @@ from autotune.store import schedules
 from autotune.store.schedules import NightState
 from autotune.values import BadInput, TrialKind, TrialState
 from tests.service.node import Node
+from tests.service.running import Service, get, processes_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 KILLS = 6
-
-
-class Service:
-    """A running `autotune serve`."""
-
-    def __init__(self, node: Node, **faults: str) -> None:
-        self._node = node
-        self._said = node.folder / f"serve-{time.monotonic_ns()}.out"
-        env = {**node.env(**faults), "XDG_CONFIG_HOME": str(node.folder / "config")}
-        with self._said.open("wb") as sink:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "autotune.cli.main", "serve", "--port", "0", "--storage", node.storage],
-                cwd=node.folder,
-                env=env,
-                stdout=sink,
-                stderr=subprocess.STDOUT,
-            )
-
-    @property
-    def said(self) -> str:
-        return self._said.read_text()
-
-    def port(self) -> int:
-        """Where it listens, once it does."""
-        deadline = time.monotonic() + 60
-        while not (found := re.search(r"http://127\.0\.0\.1:(\d+)/", self.said)):
-            assert self.process.poll() is None, self.said
-            assert time.monotonic() < deadline, self.said
-            time.sleep(0.05)
-        return int(found[1])
-
-    def end(self) -> int:
-        self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(timeout=120)
 
 
 @pytest.fixture
@@ -75,28 +36,9 @@ def node(tmp_path: Path) -> Iterator[Node]:
         process.kill()
 
 
-def processes_of(folder: Path) -> list[psutil.Process]:
-    """Processes that work in a folder or below it."""
-    found = []
-    for process in psutil.process_iter():
-        try:
-            if str(folder) in f"{process.cwd()} {' '.join(process.cmdline())}" and process.pid != os.getpid():
-                found.append(process)
-        except (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
-            continue
-    return found
-
-
-def get(port: int, path: str) -> tuple[int, str]:
-    with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=10)) as connection:
-        connection.request("GET", path)
-        answer = connection.getresponse()
-        return answer.status, answer.read().decode()
-
-
 def test_one_service_for_a_database_with_pages_api_metrics_and_health_ends_cleanly(node):
     schedule = node.add("qwen", trials=8)
-    service = Service(node, step_seconds="0.2")
+    service = Service(node.folder, node.storage, node.env(step_seconds="0.2"))
     port = service.port()
     for path in (
         "/",
@@ -108,7 +50,7 @@ def test_one_service_for_a_database_with_pages_api_metrics_and_health_ends_clean
         "/schedules/qwen",
     ):
         assert get(port, path)[0] == 200, path
-    second = Service(node)
+    second = Service(node.folder, node.storage, node.env())
     assert second.process.wait(timeout=60) == 2
     assert f"process {service.process.pid} serves this database already" in " ".join(second.said.split())
 
@@ -142,7 +84,7 @@ def test_a_service_that_is_killed_again_and_again_loses_no_trial_and_runs_no_nig
                     broken.append(f"{path}: {status} {body[:300]}")
             time.sleep(0.02)
 
-    service = Service(node, step_seconds="0.1")
+    service = Service(node.folder, node.storage, node.env(step_seconds="0.1"))
     ports.append(service.port())
     client = threading.Thread(target=ask_all_the_time, daemon=True)
     client.start()
@@ -154,7 +96,7 @@ def test_a_service_that_is_killed_again_and_again_loses_no_trial_and_runs_no_nig
             time.sleep(dice.uniform(0.1, 4.0))
             service.process.kill()
             service.process.wait()
-            service = Service(node, step_seconds="0.1")
+            service = Service(node.folder, node.storage, node.env(step_seconds="0.1"))
             ports.append(service.port())
         nights = [night for schedule in both for night in schedules.nights(node.store, schedule.id)]
         for night in nights:
