@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from autotune.measure.cold import ColdRunner
@@ -22,11 +23,25 @@ LIMITS = Limits(startup=900.0, step_floor=240.0)
 class DemoStand:
     """Real verl with the demo's model: a warm runner, a cold runner, and orders for both."""
 
-    def __init__(self, folder: Path, *, every: int = 10, ceilings: Mapping[str, int] | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        every: int = 10,
+        ceilings: Mapping[str, int] | None = None,
+        overrides: Mapping[str, str] | None = None,
+    ) -> None:
+        """
+        Args:
+            every: Points after which the session measures the user's command again.
+            ceilings: largest limits of the session's engine.
+            overrides: Hydra keys of the demo's command that are set differently.
+        """
         self.folder = folder
         asked = RunRequest(
             script=Path(), out=folder, storage="", study="demo", space=DEMO_SPACE, python=sys.executable, hooks=True
         )
+        asked = replace(asked, set_overrides=dict(overrides or {}))
         request = demo_request(asked, trials=None, confirmations=None, steps=None, dry_run=False)
         launch = read_script(request)
         env = launch_environment(request, launch)
