@@ -21,9 +21,11 @@ def night(night_id: Annotated[int, typer.Argument(help="Id of a night that is du
     from autotune.dashboard.report import write_report
     from autotune.service.control import STORAGE_VARIABLE
     from autotune.service.night import Alarm, Night
-    from autotune.service.notify import Notifier, link_to, message_of
+    from autotune.service.notify import VARIABLE, Notifier, link_to, message_of
 
     notifier = Notifier.from_environment(os.environ)
+    storage = os.environ.pop(STORAGE_VARIABLE, None)
+    os.environ.pop(VARIABLE, None)  # whatever verl starts needs neither of them
 
     def announce(alarm: Alarm, schedule: ScheduleRecord, told: NightRecord) -> None:
         terminal.out.print(f"{alarm.kind}: {alarm.text}", markup=False)
@@ -35,7 +37,6 @@ def night(night_id: Annotated[int, typer.Argument(help="Id of a night that is du
         terminal.out.print(str(write_report(store, study, out)), markup=False, soft_wrap=True)
 
     try:
-        storage = os.environ.get(STORAGE_VARIABLE)
         if storage is None:
             raise BadInput(f"{STORAGE_VARIABLE} is not set; nights are started by autotune serve")
         with Progress(terminal.out) as progress:

@@ -204,10 +204,10 @@ class Daemon:
     def _begin(self, night: NightRecord) -> None:
         self._started[night.id] = self._started.get(night.id, 0) + 1
         log = log_of(self._logs, night)
-        with log.open("ab") as sink:
+        with open(log, "ab", opener=lambda path, flags: os.open(path, flags, 0o600)) as sink:
             self._children[night.id] = subprocess.Popen(
                 [sys.executable, "-m", "autotune.cli.main", "night", str(night.id)],
-                env={**self._env, STORAGE_VARIABLE: self._storage},
+                env={**self._env, STORAGE_VARIABLE: self._storage, "COLUMNS": "160"},
                 stdin=subprocess.DEVNULL,
                 stdout=sink,
                 stderr=subprocess.STDOUT,

@@ -81,7 +81,7 @@ class Node:
         mine = [schedule for schedule in schedules.schedules(self.store) if schedule.host == socket.gethostname()]
         coming = sorted((when, schedule.name) for schedule in mine if (when := next_run(schedule, now)) is not None)
         lines = [
-            f"{len(mine)} schedules of this node"
+            f"{len(mine)} {'schedule' if len(mine) == 1 else 'schedules'} of this node"
             + (f"; next: {coming[0][1]} at {coming[0][0]:%Y-%m-%d %H:%M} UTC" if coming else "")
         ]
         names = self._notifier.addresses
