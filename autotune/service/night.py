@@ -171,7 +171,7 @@ class Night:
                 state, reason = self._measured(ending)
             except GpuBusy as busy:
                 state, reason = NightState.SKIPPED, f"the node was busy: {busy}"
-                if ending.reason is not None:
+                if ending.reason in (_PERSON, _SERVICE):
                     state, reason = self._stopped(ending.reason)
             except AutotuneError as error:
                 state, reason = NightState.FAILED, str(error)

@@ -117,7 +117,7 @@ def test_a_node_that_stays_busy_is_waited_for_and_then_the_night_is_skipped_with
     start(node, daemons, step_seconds="0.4")
     long = node.ask(one)
     node.until(lambda: node.night(long).study_id is not None, "the first night's study")
-    short = node.ended(node.ask(two, seconds=14.0))
+    short = node.ended(node.ask(two, seconds=20.0))
     assert short.state is NightState.SKIPPED
     assert "busy" in short.reason
     assert "one-" in short.reason, "who had the node"
