@@ -108,7 +108,7 @@ def test_a_night_of_real_verl_measures_both_settings_raises_the_alarm_searches_a
         log = "\n".join(path.read_text() for path in (tmp_path / "autotune-out" / "logs").iterdir())
         assert now.state is NightState.FINISHED, f"{now.reason}\n{log}"
         assert get(port, f"/api/v1/studies/{now.study_id}")[0] == 200
-        assert "regression" in get(port, "/metrics")[1]
+        assert 'autotune_regression{schedule="demo",simulated="false"} 1.0' in get(port, "/metrics")[1]
     finally:
         status = service.end()
     assert status == 0, service.said
