@@ -257,8 +257,8 @@ class SessionTrainer(PPOTrainerSync):  # type: ignore[misc]  # verl is not there
     def _tell_rewards(self, partition: str) -> dict[str, float]:
         """What the rewards of this step came to, recorded where that was ordered; outside of verl's timers."""
         data = tq.kv_batch_get(keys=self._generated, partition_id=partition, select_fields=["metrics", "extra_fields"])
-        seconds = [float(told.get("compute_score", 0.0)) for told in data["metrics"].tolist()]
-        replayed = [bool(told.get(rewards.REPLAYED)) for told in data["extra_fields"].tolist()]
+        seconds = [float(told.get("compute_score", 0.0)) for told in _plain(data["metrics"])]
+        replayed = [bool(told.get(rewards.REPLAYED)) for told in _plain(data["extra_fields"])]
         held = self._held
         wanted = self._order.get("reward") == rewards.RECORD or held.rewards is None
         if wanted and self._order["work"] == WHOLE and held.lengths is not None and not self._scores_after_generation:
@@ -449,6 +449,11 @@ class _Ready:
 
     def get(self) -> Any:
         return self._value
+
+
+def _plain(column: Any) -> list[Any]:
+    """A column of dictionaries as such; depending on the queue's backend it comes as a list or wrapped one by one."""
+    return [getattr(value, "data", value) for value in column]
 
 
 def _numbers(values: Any) -> list[float]:
