@@ -218,14 +218,6 @@ def test_a_replayed_reward_takes_as_long_as_the_recorded_one(rewarded):
     for step in replayed:
         assert step.metrics["session/reward/seconds_total"] >= recorded * 0.999
     ratio = min(step.phases["gen"] for step in replayed) / min(step.phases["gen"] for step in live)
-    print(
-        {
-            kind: [
-                (s.phases["gen"], s.metrics["session/reward/seconds_mean"]) for k, _, s in rewarded.steps if k == kind
-            ]
-            for kind in (LIVE, REPLAY)
-        }
-    )
     assert 1 / 3 < ratio < 3
 
 
