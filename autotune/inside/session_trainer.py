@@ -267,9 +267,7 @@ class SessionTrainer(PPOTrainerSync):  # type: ignore[misc]  # verl is not there
             scored = []
             for key, row, took in zip(self._generated, data["rm_scores"].unbind(), seconds, strict=True):
                 name, response, _ = key.split("_")
-                scored.append(
-                    (place[name], int(response), float(row[-1]), took)
-                )  # verl puts it there (agent_loop.py:147)
+                scored.append((place[name], int(response), float(row[-1]), took))  # the score is the last token's
             held.rewards = rewards.table(scored, prompts=len(held.lengths), samples=len(held.lengths[0]))
         return rewards.tally(seconds, replayed)
 
