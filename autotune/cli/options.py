@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from autotune.measure.runner import StepPlan
-from autotune.tuner.request import Objective, RunnerName, SamplerName
+from autotune.tuner.request import Objective, RewardCalls, RunnerName, SamplerName
 from autotune.values import BadInput
 from autotune.verl.knobs import Safety
 
@@ -30,6 +30,12 @@ ObjectiveOption = Annotated[Objective, typer.Option(help="What makes a Point bet
 SamplerOption = Annotated[SamplerName, typer.Option(help="What proposes Points after the first ones.")]
 RunnerOption = Annotated[
     RunnerName, typer.Option(help="auto: sessions that measure many Points in one launch, where the job allows it.")
+]
+RewardOption = Annotated[
+    RewardCalls,
+    typer.Option(
+        help="What generation probes of a session do with your reward: call it, or replay what it took and gave."
+    ),
 ]
 AllowOption = Annotated[
     list[Safety] | None, typer.Option(help="Also tune knobs of this class (numeric).", show_default="neutral only")

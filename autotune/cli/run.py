@@ -32,7 +32,7 @@ from autotune.tuner.demo import DEMO_SPACE, demo_request
 from autotune.tuner.execute import Outputs, StudyJob, check_places
 from autotune.tuner.persist import told
 from autotune.tuner.prepare import Prepared, launch_environment, open_composer, prepare, read_script
-from autotune.tuner.request import Objective, RunnerName, RunRequest, SamplerName
+from autotune.tuner.request import Objective, RewardCalls, RunnerName, RunRequest, SamplerName
 from autotune.tuner.sessions import plan_of
 from autotune.values import AutotuneError, BadInput
 
@@ -57,6 +57,7 @@ def run(
     objective: options.ObjectiveOption = Objective.THROUGHPUT,
     sampler: options.SamplerOption = SamplerName.TPE,
     runner: options.RunnerOption = RunnerName.AUTO,
+    reward: options.RewardOption = RewardCalls.REPLAY,
     allow: options.AllowOption = None,
     no_hooks: options.NoHooksOption = False,
     storage: Annotated[str, typer.Option(help="Database URL of the study.")] = DEFAULT_STORAGE,
@@ -110,6 +111,7 @@ def run(
             objective=objective,
             sampler=sampler,
             runner=runner,
+            reward=reward,
             allow=options.allowed(allow),
             hooks=not no_hooks,
             seed=seed,

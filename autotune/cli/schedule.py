@@ -35,7 +35,7 @@ from autotune.store import schedules
 from autotune.store.schedules import NightRecord, ScheduleRecord
 from autotune.store.store import Store, usable_url
 from autotune.tuner import wording as words
-from autotune.tuner.request import Objective, RunnerName, RunRequest, SamplerName
+from autotune.tuner.request import Objective, RewardCalls, RunnerName, RunRequest, SamplerName
 from autotune.values import AutotuneError, BadInput
 
 PORT = 8500
@@ -73,6 +73,7 @@ def add(
     objective: options.ObjectiveOption = Objective.THROUGHPUT,
     sampler: options.SamplerOption = SamplerName.TPE,
     runner: options.RunnerOption = RunnerName.AUTO,
+    reward: options.RewardOption = RewardCalls.REPLAY,
     allow: options.AllowOption = None,
     no_hooks: options.NoHooksOption = False,
     storage: StorageOption = DEFAULT_STORAGE,
@@ -123,6 +124,7 @@ def add(
             objective=objective,
             sampler=sampler,
             runner=runner,
+            reward=reward,
             allow=options.allowed(allow),
             hooks=not no_hooks,
             seed=seed,

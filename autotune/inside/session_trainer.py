@@ -5,7 +5,8 @@ so that each phase gets its own; generation limits go to a scheduler of ours (`a
 
 A *whole* step generates: the same prompts every time, with the lengths that the first step of the session had. A *frozen*
 step trains on the trajectories of that first step and generates nothing; the rewards are those of then. A *generation* step
-generates as a whole one and trains nothing. The trajectories stay in this process' memory: nothing is unpickled from a folder, and nothing of them outlives the session. The learning rate is 0
+generates as a whole one and trains nothing; its rewards are called, or given back as recorded (`autotune.inside.rewards`).
+The trajectories stay in this process' memory: nothing is unpickled from a folder, and nothing of them outlives the session. The learning rate is 0
 (the launch sets it), so that all steps start from the same weights, which are thrown away.
 """
 
@@ -25,7 +26,7 @@ from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils import tensordict_utils as tu
 from verl.utils.debug import marked_timer
 
-from autotune.inside import wire, worker_reports
+from autotune.inside import rewards, wire, worker_reports
 from autotune.inside.replay_loop import LENGTHS, NAME
 from autotune.inside.session import MODE
 
@@ -52,6 +53,8 @@ class _Held:
         self.places: list[tuple[int, str]] = []
         """Of each trajectory: which prompt, and the rest of its key (`session_index`)."""
         self.digest = ""
+        self.rewards: list[list[list[float]]] | None = None
+        """Score and seconds of each response of each prompt, of the last step that recorded them; None: of none."""
 
 
 class _OrderingLogger:
@@ -91,7 +94,9 @@ class SessionTrainer(PPOTrainerSync):  # type: ignore[misc]  # verl is not there
         self._error: str | None = None
         self._updates: dict[str, dict[str, list[float]]] = {}
         self._names: list[str] = []
+        self._generated: list[str] = []
         self._digest = ""
+        self._why_called: str | None = None
         self._wire: wire.Wire | None = None
 
     # -- orders ----------------------------------------------------------------------------------------------------------
@@ -172,6 +177,7 @@ class SessionTrainer(PPOTrainerSync):  # type: ignore[misc]  # verl is not there
                     "engines": self._engines(None),
                     "digest": self._digest,
                     "lengths_replayed": self._held.lengths is not None,
+                    "reward_called_because": self._why_called,
                     "poll_seconds": getattr(self.replay_buffer, "poll_interval", None),
                 }
             )
@@ -222,6 +228,7 @@ class SessionTrainer(PPOTrainerSync):  # type: ignore[misc]  # verl is not there
             metrics.update(sampled)
             self.on_sample_end()
         self._check_all_there(batch)
+        self._generated = list(batch.keys)
         return batch
 
     def on_sample_end(self) -> None:
@@ -244,11 +251,35 @@ class SessionTrainer(PPOTrainerSync):  # type: ignore[misc]  # verl is not there
             metrics["perf/total_num_tokens"] = sum(tag["seq_len"] for tag in batch.tags)
         else:
             super()._compute_metrics(batch, metrics, timing_raw, *args, **kwargs)
+        if self._error is None and self._order["work"] != FROZEN:
+            metrics.update(self._tell_rewards(batch.partition_id))
+
+    def _tell_rewards(self, partition: str) -> dict[str, float]:
+        """What the rewards of this step came to, recorded where that was ordered; outside of verl's timers."""
+        data = tq.kv_batch_get(keys=self._generated, partition_id=partition, select_fields=["metrics", "extra_fields"])
+        seconds = [float(told.get("compute_score", 0.0)) for told in _plain(data["metrics"])]
+        replayed = [bool(told.get(rewards.REPLAYED)) for told in _plain(data["extra_fields"])]
+        held = self._held
+        wanted = self._order.get("reward") == rewards.RECORD or held.rewards is None
+        if wanted and self._order["work"] == WHOLE and held.lengths is not None and not self._scores_after_generation:
+            data = tq.kv_batch_get(keys=self._generated, partition_id=partition, select_fields=["rm_scores"])
+            place = {name: index for index, name in enumerate(self._names)}
+            scored = []
+            for key, row, took in zip(self._generated, data["rm_scores"].unbind(), seconds, strict=True):
+                name, response, _ = key.split("_")
+                scored.append((place[name], int(response), float(row[-1]), took))  # the score is the last token's
+            held.rewards = rewards.table(scored, prompts=len(held.lengths), samples=len(held.lengths[0]))
+        return rewards.tally(seconds, replayed)
+
+    @property
+    def _scores_after_generation(self) -> bool:
+        return self.reward_loop_manager.reward_loop_worker_handles is None
 
     def _add_batch_to_generate(self) -> None:
         fetched = self._next_train_batch()  # also where it is not used: fetching is part of a step
         if self._held.prompts is None:
             self._held.prompts = fetched
+        self._why_called = None
         if self._order["work"] == FROZEN:
             self._put_held(fetched)
         else:
@@ -263,10 +294,25 @@ class SessionTrainer(PPOTrainerSync):  # type: ignore[misc]  # verl is not there
         self._names = names
         if self._held.lengths is not None:
             tu.assign_non_tensor_stack(prompts, LENGTHS, [list(lengths) for lengths in self._held.lengths])
+        loops = [self.config.actor_rollout_ref.rollout.agent.default_agent_loop]
         if "agent_name" in prompts:
             loops = [NAME if loop == SINGLE_TURN else loop for loop in prompts["agent_name"]]
             tu.assign_non_tensor_stack(prompts, "agent_name", loops)
+        if self._order.get("reward") == rewards.REPLAY:
+            self._why_called = self._not_replayable(loops)
+            if self._why_called is None:
+                tu.assign_non_tensor_stack(prompts, rewards.REWARDS, [list(told) for told in self._held.rewards or []])
         return prompts
+
+    def _not_replayable(self, loops: list[str]) -> str | None:
+        """Why rewards are called although they were to be replayed; None: they are replayed."""
+        if self._scores_after_generation:
+            return rewards.COLOCATED
+        if self._held.fields is not None and self._held.lengths is None:
+            return rewards.TURNS
+        if any(loop != NAME for loop in loops):
+            return rewards.OWN_LOOP
+        return rewards.NOT_RECORDED if self._held.rewards is None else None
 
     def _balance_batch(self, batch: Any, metrics: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
         """Between generation with rewards and everything else: checks that all is there, and keeps the first batch."""
@@ -277,6 +323,7 @@ class SessionTrainer(PPOTrainerSync):  # type: ignore[misc]  # verl is not there
                 raise PointFailed("the frozen trajectories are not those that were recorded")
         else:
             self._digest = ""
+            self._generated = list(batch.keys)
             if self._held.fields is None:
                 self._hold(batch)
         return super()._balance_batch(batch, metrics, *args, **kwargs)
@@ -400,6 +447,11 @@ class _Ready:
 
     def get(self) -> Any:
         return self._value
+
+
+def _plain(column: Any) -> list[Any]:
+    """A column of dictionaries as such; depending on the queue's backend it comes as a list or wrapped one by one."""
+    return [getattr(value, "data", value) for value in column]
 
 
 def _numbers(values: Any) -> list[float]:

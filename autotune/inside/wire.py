@@ -4,7 +4,8 @@ The controller listens in a folder of its own (0700, socket 0600); the session c
 protocol version, and then answers every order once:
 
     session     {"type": "hello", "protocol": 1, "token": …, "verl": …, "world_size": …, "engines": [facts, …]}
-    controller  {"type": "step", "id": 7, "work": "whole" | "frozen" | "generation", "settings": {…}}   one step
+    controller  {"type": "step", "id": 7, "work": "whole" | "frozen" | "generation", "settings": {…},
+                 "reward": "live" | "replay" | "record"}                                                one step
     session     {"type": "step", "id": 7, …}       or    {"type": "failure", "id": 7, "phase": …, "error": …, "survived": …}
     controller  {"type": "end"}                    or the controller closes the socket: the training loop ends
 

@@ -9,9 +9,22 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from autotune.measure.cold import disturbed, merged_echo
-from autotune.measure.composed import composed
+from autotune.measure.composed import REWARD_METRICS, composed
 from autotune.measure.runner import Event, StepPlan, StepSeen
-from autotune.measure.session import FROZEN, GENERATION, INTERRUPTED, WHOLE, Session, SessionStep, StepFailed, Work
+from autotune.measure.session import (
+    FROZEN,
+    GENERATION,
+    INTERRUPTED,
+    LIVE,
+    RECORD,
+    REPLAY,
+    WHOLE,
+    Reward,
+    Session,
+    SessionStep,
+    StepFailed,
+    Work,
+)
 from autotune.measure.window import enough, settled
 from autotune.values import Failure, FailureClass, KnobValue, Measurement, Phase, Point, Source, StepRecord
 from autotune.verl import keys
@@ -68,9 +81,11 @@ class Bench:
         simulated: bool,
         stopping: Callable[[], bool],
         stop_now: Callable[[], bool],
+        reward: Reward = REPLAY,
     ) -> None:
         """
         Args:
+            reward: what generation probes do with the user's reward. Whole steps always call it.
             stopping: whether the user wants an end after the step that is running.
             stop_now: whether the user wants an end in the middle of it.
         """
@@ -79,6 +94,7 @@ class Bench:
         self._simulated = simulated
         self._stopping = stopping
         self._stop_now = stop_now
+        self._reward = reward
         self._whole: tuple[StepRecord, ...] = ()
         self._generations: dict[_Part, _Probe] = {}
         self._trainings: dict[_Part, _Probe] = {}
@@ -100,7 +116,7 @@ class Bench:
         begin = time.monotonic()
         settings = self._settings(setting)
         assert not isinstance(settings, Failure)
-        probe = self._probe(WHOLE, settings, plan, watch, lambda record: record)
+        probe = self._probe(WHOLE, settings, plan, watch, lambda record: record, RECORD)
         if isinstance(probe, StepFailed):
             return probe
         self._generations.clear()
@@ -136,7 +152,7 @@ class Bench:
             return self._measurement(setting, probe.steps, probe, probe, Source.WHOLE, begin)
         place = _part(setting.point, GENERATION_KEYS)
         if place not in self._generations:
-            probe = self._probe(GENERATION, settings, plan, None, lambda record: record)
+            probe = self._probe(GENERATION, settings, plan, None, lambda record: record, self._reward)
             if isinstance(probe, StepFailed):
                 return probe
             self._generations[place] = probe
@@ -181,6 +197,7 @@ class Bench:
         plan: StepPlan,
         watch: Watch | None,
         shown: Callable[[StepRecord], StepRecord],
+        reward: Reward = LIVE,
     ) -> _Probe | StepFailed:
         """Steps until two agree, as they are `shown`. The first one after a change settles and is not counted."""
         made: list[StepRecord] = []
@@ -189,7 +206,7 @@ class Bench:
             if self._stopping():
                 return StepFailed(INTERRUPTED, survived=True)
             begin = time.monotonic()
-            seen = self.session.step(work, settings, stopped=self._stop_now, crowding=plan.crowding)
+            seen = self.session.step(work, settings, stopped=self._stop_now, crowding=plan.crowding, reward=reward)
             if isinstance(seen, StepFailed):
                 return seen
             spent = "first" if self.session.steps == 1 else work
@@ -303,7 +320,22 @@ def engine_echo(seen: SessionStep, point: Point, blocks: int | None) -> dict[str
         if told:
             echo[f"engine.{name}"] = worst(told)
     echo["engine.equal_work"] = seen.equal_work
-    return echo
+    return {**echo, **reward_echo(seen)}
+
+
+def reward_echo(seen: SessionStep) -> dict[str, KnobValue]:
+    """How the rewards of a step that generated came about (`reward.…`): called or replayed, how many, and the seconds that
+    their trajectories waited for them, many of them at the same time."""
+    told: dict[str, KnobValue] = {
+        f"reward.{name.removeprefix(REWARD_METRICS)}": value
+        for name, value in seen.record.metrics.items()
+        if name.startswith(REWARD_METRICS)
+    }
+    if told:
+        told["reward.mode"] = "replayed" if told.get("reward.replayed") else "live"
+    if seen.reward_called_because is not None:
+        told["reward.called_because"] = seen.reward_called_because
+    return told
 
 
 def _part(point: Point, known: frozenset[str]) -> _Part:

@@ -15,6 +15,9 @@ GENERATING = ("gen",)
 _OF_THE_STEP = ("timing_s/gen", "timing_s/step", "timing_per_token_ms/gen", "perf/time_per_step", "perf/throughput")
 """Metrics of a frozen step that say nothing: it generates nothing."""
 
+REWARD_METRICS = "session/reward/"
+"""Metrics of the rewards of a step that generated (`autotune.inside.rewards.tally`)."""
+
 
 def composed(frozen: StepRecord, *, generation: Sequence[StepRecord], whole: Sequence[StepRecord]) -> StepRecord:
     """A frozen step as the whole one that it would be with generation as in `generation`.
@@ -22,7 +25,7 @@ def composed(frozen: StepRecord, *, generation: Sequence[StepRecord], whole: Seq
     step = Σ phases + rest. The training phases are those of the frozen step; the generation is the mean over `generation`;
     reward, weight sync and the rest that no timer covers (data, dispatch, balancing) are means over `whole`, whole steps of
     the baseline. All are of one session and do the same work: the same prompts, the same lengths. Metrics of the whole step
-    that a frozen one cannot have are left out.
+    that a frozen one cannot have are left out; those of the rewards are means over `generation`.
     """
     if not whole or not generation:
         raise ValueError("nothing to take the generation or the rest from")
@@ -30,9 +33,13 @@ def composed(frozen: StepRecord, *, generation: Sequence[StepRecord], whole: Seq
     phases = {name: seconds for name, seconds in frozen.phases.items() if name in TRAINING}
     phases |= {name: fmean(step.phases.get(name, 0.0) for step in generation) for name in GENERATING}
     phases |= {name: fmean(step.phases.get(name, 0.0) for step in whole) for name in sorted(names)}
+    metrics = {name: value for name, value in frozen.metrics.items() if name not in _OF_THE_STEP}
+    for name in generation[-1].metrics:
+        if name.startswith(REWARD_METRICS):
+            metrics[name] = fmean(step.metrics[name] for step in generation if name in step.metrics)
     return replace(
         frozen,
         seconds=sum(phases.values()) + fmean(step.rest_seconds for step in whole),
         phases=phases,
-        metrics={name: value for name, value in frozen.metrics.items() if name not in _OF_THE_STEP},
+        metrics=metrics,
     )

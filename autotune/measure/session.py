@@ -28,6 +28,13 @@ FROZEN: Work = "frozen"
 """Training alone, on the trajectories of the session's first step."""
 GENERATION: Work = "generation"
 """Generation alone."""
+Reward: TypeAlias = Literal["live", "replay", "record"]
+LIVE: Reward = "live"
+"""The user's reward is called."""
+REPLAY: Reward = "replay"
+"""It is not: every trajectory waits as long as the recorded one did, and gets its score."""
+RECORD: Reward = "record"
+"""It is called, and score and seconds of every trajectory are kept for `REPLAY`."""
 OTHERS = Thresholds().others
 PLENTY = 1_000_000
 """Training steps that the launch is given; it ends when it is told to."""
@@ -49,6 +56,8 @@ class SessionStep:
     equal_work: bool
     """Whether responses have recorded lengths; else steps differ in their tokens."""
     poll_seconds: float | None
+    reward_called_because: str | None = None
+    """Why rewards were called in a step that was to replay them; None: they were replayed, or were to be called."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,18 +156,28 @@ class Session:
                 return ended
 
     def step(
-        self, work: Work, settings: Mapping[str, Any], *, stopped: Callable[[], bool], crowding: float = OTHERS
+        self,
+        work: Work,
+        settings: Mapping[str, Any],
+        *,
+        stopped: Callable[[], bool],
+        crowding: float = OTHERS,
+        reward: Reward = LIVE,
     ) -> SessionStep | StepFailed:
         """Asks for one step and waits for it.
 
         Args:
+            reward: what becomes of the user's reward; a frozen step calls none anyway. Where it cannot be replayed it is
+                called, and the answer says why.
             crowding: share of the CPUs that other programs may take before the step is invalid (`StepPlan.crowding`).
         """
         assert self._wire is not None
         self._orders += 1
         begin = time.monotonic()
         try:
-            self._wire.send({"type": "step", "id": self._orders, "work": work, "settings": dict(settings)})
+            self._wire.send(
+                {"type": "step", "id": self._orders, "work": work, "settings": dict(settings), "reward": reward}
+            )
             while True:
                 answer = self._wire.receive(_POLL)
                 if answer is not None and answer.get("id") == self._orders:
@@ -341,4 +360,5 @@ def read_step(answer: Mapping[str, Any]) -> SessionStep:
         trainers=tuple(worker.get("values", {}) for worker in workers),
         equal_work=bool(answer.get("lengths_replayed")),
         poll_seconds=answer.get("poll_seconds"),
+        reward_called_because=answer.get("reward_called_because"),
     )

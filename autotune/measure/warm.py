@@ -13,7 +13,7 @@ from statistics import fmean
 from autotune.measure.bench import Bench, Setting
 from autotune.measure.cold import ColdJob
 from autotune.measure.runner import Event, Limits, Order, Outcome, Runner, StageSeen, StepPlan
-from autotune.measure.session import FROZEN, GENERATION, INTERRUPTED, WHOLE, Session, StepFailed
+from autotune.measure.session import FROZEN, GENERATION, INTERRUPTED, REPLAY, WHOLE, Reward, Session, StepFailed
 from autotune.values import Failure, FailureClass, Measurement, Point
 from autotune.verl import keys
 from autotune.verl.config import FlatConfig, integer
@@ -80,6 +80,7 @@ class WarmRunner(Runner):
         verl_version: str | None = None,
         limits: Limits | None = None,
         baseline_every: int = BASELINE_EVERY,
+        reward: Reward = REPLAY,
     ) -> None:
         """
         Args:
@@ -91,6 +92,7 @@ class WarmRunner(Runner):
             ceilings: largest planned values of the engine's limits. A Point above them has the session started again.
             knobs: catalogue of the release.
             verl_version: None: as the reference release.
+            reward: what generation probes do with the user's reward: `live` or `replay`.
         """
         self._job = job
         self._cold = cold
@@ -102,6 +104,7 @@ class WarmRunner(Runner):
         self._knobs = knobs
         self._limits = limits or Limits()
         self._every = baseline_every
+        self._reward = reward
         self.unsupported: str | None = session_unsupported(job.config, verl_version)
         """Why there will be no session, so that every Point goes to the cold runner; None: there will."""
         self.baselines: list[BaselineVisit] = []
@@ -255,6 +258,7 @@ class WarmRunner(Runner):
                     simulated=self._job.simulated,
                     stopping=self._stopping,
                     stop_now=self._stop_now.is_set,
+                    reward=self._reward,
                 )
                 self._bench.spent = self._spent
             elif self._ceilings:

@@ -276,6 +276,7 @@ def make_runner(job: ColdJob, prepared: Prepared) -> Runner:
         knobs=prepared.knobs,
         verl_version=prepared.stack.verl,
         limits=request.limits,
+        reward=request.reward.value,
     )
 
 

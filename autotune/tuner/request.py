@@ -38,6 +38,14 @@ class RunnerName(str, Enum):
     """Every Point in a launch of its own."""
 
 
+class RewardCalls(str, Enum):
+    """What the generation probes of a session do with the user's reward; whole steps and launches always call it."""
+
+    LIVE = "live"
+    REPLAY = "replay"
+    """They wait as long as it took in the baseline's last whole step, and take the score of then."""
+
+
 @dataclass(frozen=True, slots=True)
 class RunRequest:
     """Everything that decides a study, as the command line says it."""
@@ -59,6 +67,7 @@ class RunRequest:
     objective: Objective = Objective.THROUGHPUT
     sampler: SamplerName = SamplerName.TPE
     runner: RunnerName = RunnerName.AUTO
+    reward: RewardCalls = RewardCalls.REPLAY
     allow: tuple[Safety, ...] = (Safety.NEUTRAL,)
     hooks: bool = True
     seed: int = 0
@@ -89,6 +98,7 @@ class RunRequest:
             "objective": self.objective.value,
             "sampler": self.sampler.value,
             "runner": self.runner.value,
+            "reward": self.reward.value,
             "allow": [safety.value for safety in self.allow],
         }
 
@@ -112,6 +122,7 @@ class RunRequest:
                 "objective": Objective(kept["objective"]),
                 "sampler": SamplerName(kept["sampler"]),
                 "runner": RunnerName(kept["runner"]),
+                "reward": RewardCalls(kept.get("reward", RewardCalls.LIVE)),  # what releases without the choice did
                 "allow": tuple(Safety(value) for value in kept["allow"]),
                 "plan": StepPlan(**kept["plan"]),
                 "limits": Limits(**kept["limits"]),

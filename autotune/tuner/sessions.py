@@ -11,7 +11,7 @@ from autotune.search.drift import Visit, to_measure_again
 from autotune.store.records import gain_of, own_command
 from autotune.tuner.launched import Launched
 from autotune.tuner.prepare import Prepared
-from autotune.tuner.request import RunnerName
+from autotune.tuner.request import RewardCalls, RunnerName
 from autotune.tuner.wording import short_key
 from autotune.values import Measurement, Point, Source, StepRecord, TrialKind
 from autotune.verl import keys
@@ -51,6 +51,11 @@ def plan_of(prepared: Prepared) -> list[str]:
         f"One launch of verl measures many Points: {_names(live)} change while it runs"
         + (f", and so does {_names(below)} below your own value." if below else ".")
     ]
+    told.append(
+        "Your reward is called in whole steps; probes of generation replay its scores and seconds (--reward live calls it there)."
+        if request.reward is RewardCalls.REPLAY
+        else "Your reward is called in every step that generates (--reward live)."
+    )
     if dear:
         told.append(
             f"A launch of their own, after those: Points that change {_names(dear)}"

@@ -33,6 +33,9 @@ TRAINING_KEYS = frozenset(
 FAST_POLL_SECONDS = 0.05
 """As in `autotune.inside.hooks`."""
 _SCHEDULER_KEY = f"{keys.ROLLOUT}.engine_kwargs.vllm.scheduler_cls"
+_VLLM = f"{keys.ROLLOUT}.engine_kwargs.vllm"
+_MTP = "actor_rollout_ref.model.mtp"
+_CAPTURE_SIZES = f"{keys.ROLLOUT}.cudagraph_capture_sizes"
 _AGENT_LOOP = f"{keys.ROLLOUT}.agent.default_agent_loop"
 _KNOBS = {knob.key: knob for knob in CATALOGUE}
 
@@ -147,7 +150,70 @@ def session_overrides(config: FlatConfig, ceilings: Mapping[str, int]) -> list[s
     if limits[keys.MAX_NUM_SEQS] > limits[keys.MAX_BATCHED_TOKENS] > 0:
         limits[keys.MAX_BATCHED_TOKENS] = limits[keys.MAX_NUM_SEQS]  # vLLM refuses less (config/scheduler.py:286)
     overrides += [f"{key}={value}" for key, value in limits.items() if value > 0]
+    sizes = capture_sizes(config, limits)
+    if sizes is not None:
+        overrides.append(f"++{_CAPTURE_SIZES}=[{','.join(map(str, sizes))}]")
     return overrides
+
+
+def default_capture_sizes(max_num_seqs: int, max_num_batched_tokens: int) -> list[int]:
+    """Batch sizes for which vLLM captures CUDA graphs when nobody says otherwise, ascending.
+
+    As in vLLM 0.27.1, vllm/config/vllm.py:1831-1884 (`_set_cudagraph_sizes`): up to the least of twice `max_num_seqs`, 512 and
+    `max_num_batched_tokens`: 1, 2, 4, then every 8 below 256, then every 16; and `max_num_batched_tokens` itself where it is
+    no more than that. Without speculative decoding, and in the mode `balanced`.
+    """
+    largest = min(2 * max_num_seqs, 512, max_num_batched_tokens)
+    sizes = {size for size in (1, 2, 4) if size <= largest}
+    sizes |= set(range(8, min(largest + 1, 256), 8)) | set(range(256, largest + 1, 16))
+    if max_num_batched_tokens <= largest:
+        sizes.add(max_num_batched_tokens)
+    return sorted(sizes)
+
+
+def capture_sizes(config: FlatConfig, limits: Mapping[str, int]) -> list[int] | None:
+    """CUDA graph sizes of a session's engine: those that vLLM would capture at the user's own limits, and those at `limits`.
+
+    vLLM pads a batch to the next captured size and runs one above the largest eagerly (config/vllm.py:1816-1819). Said
+    explicitly, the sizes are the same in every session with these ceilings, whatever another vLLM's default is, and the
+    graphs of a live Point reach at least as far as those of its own launch would (up to an odd `max_num_batched_tokens`).
+    The other way round stays: a launch with smaller limits captures less, and runs larger mixed batches eagerly that the
+    session has a graph for. Not measured: the CPU has no graphs.
+
+    verl hands `rollout.cudagraph_capture_sizes` on inside vLLM's `compilation_config` (vllm_async_server.py:307-324).
+
+    Args:
+        config: the composed configuration of the user's command.
+        limits: `ENGINE_LIMITS` that the engine is started with.
+
+    Returns:
+        None where the sizes are not ours to set: `enforce_eager` (vLLM empties the list, config/vllm.py:1425-1430), sizes or a
+        largest size of the user's own (the two must agree, :1904-1911), or what makes vLLM's own sizes others than
+        `default_capture_sizes` (speculative decoding, a performance mode, a `compilation_config` as text, a job on the CPU);
+        or a limit is unknown.
+    """
+    if flag(config, f"{keys.ROLLOUT}.enforce_eager") or config.get("trainer.device") == "cpu":
+        return None
+    if config.get(_CAPTURE_SIZES) or (flag(config, f"{_MTP}.enable") and flag(config, f"{_MTP}.enable_rollout")):
+        return None
+    for key, value in config.items():
+        name = key.replace("-", "_")
+        if name.startswith(f"{_VLLM}.") and value is not None and _decides_sizes(name.removeprefix(f"{_VLLM}."), value):
+            return None
+    at_start = [limits.get(key, 0) for key in ENGINE_LIMITS]
+    if min(at_start) < 1:
+        return None
+    own = [integer(config, key) or most for key, most in zip(ENGINE_LIMITS, at_start, strict=True)]
+    return sorted({*default_capture_sizes(*own), *default_capture_sizes(*at_start)})
+
+
+def _decides_sizes(name: str, value: Any) -> bool:
+    """Whether an argument of vLLM's, by its name below `engine_kwargs.vllm`, has a say in the sizes."""
+    if name.startswith("speculative_config") or name in ("performance_mode", "optimization_level"):
+        return True
+    if name == "compilation_config":
+        return isinstance(value, str)  # JSON that may hold anything
+    return name.rpartition(".")[2] in ("cudagraph_capture_sizes", "max_cudagraph_capture_size")
 
 
 def session_settings(config: FlatConfig, *, kv_blocks: int | None, fast_poll: bool) -> dict[str, Any]:

@@ -39,6 +39,12 @@ def test_figures_of_a_step_without_generation_are_not_passed_on():
     assert composed(frozen, generation=WHOLE, whole=WHOLE).metrics == {"actor/loss": 0.5}
 
 
+def test_what_is_said_of_rewards_is_that_of_the_generation():
+    made = [step(5.0, gen=4.0, metrics={"session/reward/seconds_mean": seconds, "x": 1.0}) for seconds in (0.1, 0.3)]
+    found = composed(step(4.0, metrics={"actor/loss": 0.5}, adv=0.1), generation=made, whole=WHOLE)
+    assert found.metrics == pytest.approx({"actor/loss": 0.5, "session/reward/seconds_mean": 0.2})
+
+
 @pytest.mark.parametrize(("generation", "whole"), [([], WHOLE), (WHOLE, [])])
 def test_nothing_is_made_up_for_a_probe_that_is_missing(generation, whole):
     with pytest.raises(ValueError, match="nothing"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -57,7 +58,15 @@ class Recorder(Runner):
 class Stand:
     """A warm runner over the double, and orders for it."""
 
-    def __init__(self, folder: Path, *, every: int = 10, ceilings: Mapping[str, int] | None = None, **faults: str):
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        every: int = 10,
+        ceilings: Mapping[str, int] | None = None,
+        reward="replay",
+        **faults: str,
+    ):
         config = composed_config()
         job = job_of_double(folder, **faults)
         self.folder = folder
@@ -75,6 +84,7 @@ class Stand:
             ceilings={keys.MAX_NUM_SEQS: 512} if ceilings is None else ceilings,
             limits=QUICK,
             baseline_every=every,
+            reward=reward,
         )
 
     def order(self, label: str, *, fresh: bool = False, plan: StepPlan = PLAN, **values: KnobValue) -> Order:
@@ -329,3 +339,29 @@ def test_the_cold_runner_takes_a_fresh_order_like_any_other(tmp_path):
     session = Stand(tmp_path)
     cold = ColdRunner(session.job, limits=QUICK)
     assert isinstance(cold.measure(session.order("fresh", fresh=True), lambda event: None), Measurement)
+
+
+def test_rewards_are_called_in_whole_steps_and_replayed_in_generation_probes(stand):
+    session = stand()
+    base = session.measure("base")
+    point = session.measure("poll", FAST_POLL=True)
+    assert (base.echo["reward.mode"], base.echo["reward.calls"], base.echo["reward.replayed"]) == ("live", 1024.0, 0.0)
+    assert (point.echo["reward.mode"], point.echo["reward.calls"]) == ("replayed", 0.0)
+    assert point.echo["reward.seconds_mean"] == pytest.approx(0.25)
+    assert all(step.metrics["session/reward/replayed"] == 1024.0 for step in point.counted)
+    whole = session.runner.measure(replace(session.order("again", FAST_POLL=True), whole=True), lambda event: None)
+    assert whole.echo["reward.mode"] == "live"
+
+
+def test_rewards_are_called_in_generation_probes_on_demand(stand):
+    session = stand(reward="live")
+    session.measure("base")
+    assert session.measure("poll", FAST_POLL=True).echo["reward.mode"] == "live"
+
+
+def test_a_reward_that_cannot_be_replayed_is_called_and_the_reason_is_told(stand):
+    session = stand(session_colocated="1")
+    session.measure("base")
+    echo = session.measure("poll", FAST_POLL=True).echo
+    assert echo["reward.mode"] == "live"
+    assert "reward model" in echo["reward.called_because"]

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from contextlib import closing
+from pathlib import Path
 
 import pytest
 
 from autotune.store.records import gain_of
 from autotune.store.store import Store
+from autotune.tuner.request import RewardCalls, RunRequest
 from autotune.values import TrialKind
 from autotune.verl import keys
 from tests.cli.test_run import autotune
@@ -134,3 +137,22 @@ def test_the_plan_is_told_before_anything_is_launched(tmp_path):
     assert "One launch of verl measures many Points" in plan
     assert "rollout.gpu_memory_utilization below your own value" in plan
     assert "model.enable_gradient_checkpointing" in plan
+
+
+def test_the_reward_is_replayed_unless_it_is_to_be_called(study, tmp_path):
+    told = {}
+    for choice in ("replay", "live"):
+        shown = study("--trials", "3", "--storage", f"sqlite:///{choice}.db", "--reward", choice)
+        probed = [trial["number"] for trial in of_kind(shown, "search")]
+        with closing(Store.open(f"sqlite:///{tmp_path}/{choice}.db")) as store:
+            trials = store.trials(store.study("one").id)
+        told[choice] = [trial.echo["reward.mode"] for trial in trials if trial.number in probed]
+    assert "replayed" in told["replay"]
+    assert set(told["live"]) == {"live"}
+
+
+def test_a_study_of_a_release_without_the_choice_goes_on_calling_the_reward():
+    stored = RunRequest(Path("train.sh"), Path("o"), "sqlite:///x.db", "one").to_json()
+    assert RunRequest.from_json(stored, storage="sqlite:///x.db").reward is RewardCalls.REPLAY
+    del stored["reward"]
+    assert RunRequest.from_json(stored, storage="sqlite:///x.db").reward is RewardCalls.LIVE

@@ -9,7 +9,7 @@ import pytest
 
 from autotune.measure.bench import same_gradient
 from autotune.measure.runner import StepPlan
-from autotune.measure.session import FROZEN, SessionStep, StepFailed
+from autotune.measure.session import FROZEN, GENERATION, LIVE, REPLAY, SessionStep, StepFailed
 from autotune.values import Failure, FailureClass, Measurement, Phase, Source
 from autotune.verl import keys
 from autotune.verl.live import session_settings
@@ -160,3 +160,70 @@ def test_a_session_that_was_ended_takes_no_order(ran):
     assert ran.session.lost
     assert not isinstance(ran.controls["same"], StepFailed)
     assert replace(ran.found["base"]).session == ran.session.id
+
+
+SLOW_REWARD = """
+import os, time
+
+def compute_score(data_source, solution_str, ground_truth, extra_info=None, **kwargs):
+    time.sleep(0.05)
+    with open({path!r}, "a") as sink:
+        sink.write(".")
+    return 1.0 if ground_truth in solution_str else 0.25
+"""
+
+
+@pytest.fixture(scope="module")
+def rewarded(tmp_path_factory):
+    """A job whose reward takes 50 ms and leaves a dot: the baseline, a Point, then generation steps of both kinds in turns."""
+    folder = tmp_path_factory.mktemp("reward")
+    dots = folder / "dots"
+    stand = DemoStand(folder)
+    (folder / "demo" / "reward.py").write_text(SLOW_REWARD.format(path=str(dots)))
+    found = {}
+    try:
+        found["base"] = stand.warm.measure(stand.order("base", plan=PLAN), lambda event: None)
+        assert isinstance(found["base"], Measurement), found["base"]
+        after_base = dots.stat().st_size
+        found["point"] = stand.warm.measure(
+            stand.order("point", plan=PLAN, MAX_NUM_SEQS=64, FAST_POLL=True), lambda event: None
+        )
+        after_point = dots.stat().st_size
+        session = stand.warm._bench.session
+        settings = session_settings(stand.job.config, kv_blocks=None, fast_poll=True)
+        steps = []
+        for reward in (LIVE, REPLAY, LIVE, REPLAY):
+            before = dots.stat().st_size
+            step = session.step(GENERATION, settings, stopped=lambda: False, reward=reward)
+            assert isinstance(step, SessionStep), step
+            steps.append((reward, dots.stat().st_size - before, step.record))
+        yield SimpleNamespace(found=found, after_base=after_base, after_point=after_point, steps=steps)
+    finally:
+        stand.warm.close()
+
+
+def test_a_replayed_reward_is_not_called_and_a_live_one_is(rewarded):
+    assert rewarded.after_base == 3 * 64  # three whole steps of 16 prompts with 4 responses
+    assert rewarded.after_point == rewarded.after_base
+    assert [(reward, called) for reward, called, _ in rewarded.steps] == [(LIVE, 64), (REPLAY, 0)] * 2
+
+
+def test_a_replayed_reward_takes_as_long_as_the_recorded_one(rewarded):
+    live, replayed = ([step for kind, _, step in rewarded.steps if kind == which] for which in (LIVE, REPLAY))
+    assert {step.metrics["session/reward/calls"] for step in live} == {64.0}
+    assert {step.metrics["session/reward/replayed"] for step in replayed} == {64.0}
+    for step in (*live, *replayed):
+        assert step.metrics["session/reward/seconds_mean"] >= 0.05
+    recorded = rewarded.found["base"].counted[-1].metrics["session/reward/seconds_total"]
+    for step in replayed:
+        assert step.metrics["session/reward/seconds_total"] >= recorded * 0.999
+    ratio = min(step.phases["gen"] for step in replayed) / min(step.phases["gen"] for step in live)
+    assert 1 / 3 < ratio < 3
+
+
+def test_a_measurement_says_what_became_of_the_reward(rewarded):
+    assert rewarded.found["base"].echo["reward.mode"] == "live"
+    point = rewarded.found["point"]
+    assert point.echo["reward.mode"] == "replayed"
+    assert point.echo["reward.seconds_mean"] >= 0.05
+    assert all(step.metrics["session/reward/replayed"] == 64.0 for step in point.counted)

@@ -12,6 +12,8 @@ from autotune.verl.live import (
     GENERATION_KEYS,
     TRAINING_KEYS,
     EngineSeat,
+    capture_sizes,
+    default_capture_sizes,
     is_live,
     predicted_kv_blocks,
     session_overrides,
@@ -148,3 +150,71 @@ def test_a_job_that_no_session_can_measure_is_told_why(changes, version, said):
 @pytest.mark.parametrize("version", ["0.9.1", "0.9.0", "0.9.1+double", None])
 def test_a_plain_job_of_the_reference_release_has_sessions(version):
     assert session_unsupported(config(), version) is None
+
+
+VLLM = f"{keys.ROLLOUT}.engine_kwargs.vllm"
+LIMITS = {keys.MAX_NUM_SEQS: 512, keys.MAX_BATCHED_TOKENS: 8192}
+
+
+@pytest.mark.parametrize(
+    ("sequences", "tokens", "sizes"),
+    [
+        (1, 8192, [1, 2]),
+        (4, 8192, [1, 2, 4, 8]),
+        (10, 8192, [1, 2, 4, 8, 16]),
+        (10, 18, [1, 2, 4, 8, 16, 18]),
+        (64, 8192, [1, 2, 4, *range(8, 129, 8)]),
+        (128, 8192, [1, 2, 4, *range(8, 256, 8), 256]),
+        (150, 8192, [1, 2, 4, *range(8, 256, 8), 256, 272, 288]),
+        (1024, 8192, [1, 2, 4, *range(8, 256, 8), *range(256, 513, 16)]),
+        (1024, 300, [1, 2, 4, *range(8, 256, 8), 256, 272, 288, 300]),
+    ],
+)
+def test_graphs_are_captured_for_the_sizes_that_vllm_chooses(sequences, tokens, sizes):
+    assert default_capture_sizes(sequences, tokens) == sizes
+
+
+@given(st.integers(1, 600), st.integers(1, 600), st.integers(1, 64), st.integers(1, 64))
+def test_a_sessions_graphs_reach_as_far_as_those_of_any_point_below_its_ceilings(sequences, fewer, tokens, less):
+    tokens, less = 16 * tokens, 16 * less
+    ceilings = {keys.MAX_NUM_SEQS: 600, keys.MAX_BATCHED_TOKENS: 1024}
+    own = config(**{keys.MAX_NUM_SEQS: sequences, keys.MAX_BATCHED_TOKENS: tokens})
+    sizes = capture_sizes(own, ceilings)
+    assert sizes == sorted(set(sizes))
+    assert set(default_capture_sizes(sequences, tokens)) <= set(sizes)
+    assert max(sizes) >= max(default_capture_sizes(fewer, less))
+
+
+@pytest.mark.parametrize(
+    "own",
+    [
+        {f"{keys.ROLLOUT}.enforce_eager": True},
+        {"trainer.device": "cpu"},
+        {f"{keys.ROLLOUT}.cudagraph_capture_sizes": [1, 2, 4]},
+        {f"{VLLM}.cudagraph_capture_sizes": [1, 2, 4]},
+        {f"{VLLM}.max-cudagraph-capture-size": 64},
+        {f"{VLLM}.compilation_config.max_cudagraph_capture_size": 64},
+        {f"{VLLM}.compilation_config": '{"cudagraph_mode": "NONE"}'},
+        {f"{VLLM}.speculative_config.method": "ngram"},
+        {f"{VLLM}.performance_mode": "interactivity"},
+        {"actor_rollout_ref.model.mtp.enable": True, "actor_rollout_ref.model.mtp.enable_rollout": True},
+    ],
+)
+def test_sizes_that_are_not_ours_to_set_stay_as_they_are(own):
+    assert capture_sizes(config(), LIMITS) is not None
+    assert capture_sizes(config(**own), LIMITS) is None
+    assert not any("cudagraph" in override for override in session_overrides(config(**own), LIMITS))
+
+
+def test_other_arguments_of_vllm_leave_the_sizes_to_us():
+    own = {f"{VLLM}.compilation_config.cudagraph_mode": "PIECEWISE", f"{VLLM}.disable_mm_preprocessor_cache": True}
+    assert capture_sizes(config(**own, **{f"{VLLM}.max_cudagraph_capture_size": None}), LIMITS) is not None
+
+
+def test_sizes_are_unknown_where_a_limit_is():
+    assert capture_sizes(config(), {keys.MAX_NUM_SEQS: 512, keys.MAX_BATCHED_TOKENS: 0}) is None
+
+
+def test_a_session_says_which_graphs_its_engine_captures():
+    overrides = session_overrides(config(**{keys.MAX_NUM_SEQS: 4}), {keys.MAX_NUM_SEQS: 10})
+    assert f"++{keys.ROLLOUT}.cudagraph_capture_sizes=[1,2,4,8,16]" in overrides

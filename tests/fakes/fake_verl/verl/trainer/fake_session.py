@@ -7,6 +7,7 @@ What it does wrong on purpose:
     FAKE_VERL_SESSION_HANGS=n     never answers its n-th order
     FAKE_VERL_SESSION_LOOSE=1     cannot give responses their recorded lengths
     FAKE_VERL_SESSION_CEILING=n   does not start with max_num_seqs above n
+    FAKE_VERL_SESSION_COLOCATED=1 has a reward model on its own GPUs, whose scores cannot be replayed
 """
 
 import os
@@ -15,10 +16,11 @@ import signal
 import sys
 import time
 
-from autotune.inside import wire
+from autotune.inside import rewards, wire
 
 BLOCK_BYTES, MEMORY = 1 << 20, 80 << 30
 TRAINING = ("old_log_prob", "adv", "update_actor")
+REWARD_SECONDS = 0.25
 
 
 def wrong(name):
@@ -68,7 +70,7 @@ def serve(c, seconds_by_phase, out_of_memory, check):
     dice = random.Random(int(os.environ.get("FAKE_VERL_SEED", "1")))
     spread = float(os.environ.get("FAKE_VERL_NOISE", "0"))
     orders = step = 0
-    hurt = False
+    hurt = recorded = False
     while True:
         try:
             order = line.receive()
@@ -122,6 +124,14 @@ def serve(c, seconds_by_phase, out_of_memory, check):
         limits = order["settings"]["engine"]
         kv = limits.get("kv_blocks", pool - 1)
         trained = order["work"] != "generation"
+        why = None
+        if order["reward"] == rewards.REPLAY:
+            why = rewards.COLOCATED if wrong("COLOCATED") else rewards.TURNS if wrong("LOOSE") else None
+            why = why or (None if recorded else rewards.NOT_RECORDED)
+        recorded = recorded or order["reward"] == rewards.RECORD
+        count = 0 if order["work"] == "frozen" else c.data.train_batch_size * rollout.n
+        replays = order["reward"] == rewards.REPLAY and why is None
+        scored = rewards.tally([REWARD_SECONDS] * count, [replays] * count) if count else {}
         loss = 0.25 + (0.01 if hurt and wrong("HURT") else 0.0)
         line.send(
             {
@@ -135,6 +145,7 @@ def serve(c, seconds_by_phase, out_of_memory, check):
                     "perf/time_per_step": seconds,
                     "perf/total_num_tokens": tokens,
                     "perf/throughput": tokens / seconds / gpus,
+                    **scored,
                 },
                 "updates": {"actor": {"loss": [loss, 0.5], "grad_norm": [1.5, 1.25]}} if trained else {},
                 "workers": [
@@ -152,6 +163,7 @@ def serve(c, seconds_by_phase, out_of_memory, check):
                     }
                 ],
                 "lengths_replayed": not wrong("LOOSE"),
+                "reward_called_because": why,
                 "poll_seconds": order["settings"]["poll_seconds"] or 2.0,
             }
         )
