@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import math
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
+from typing import TypeAlias
 
 from autotune.measure.bench import Bench, Setting
 from autotune.measure.cold import ColdJob
@@ -19,9 +20,12 @@ from autotune.verl import keys
 from autotune.verl.config import FlatConfig, integer
 from autotune.verl.knobs import Knob
 from autotune.verl.live import ENGINE_LIMITS, is_live, session_overrides, session_unsupported
+from autotune.verl.loads import DeviceMemory, Loads, Peak
 
 BASELINE_EVERY = 10
 """Points after which the baseline is measured again."""
+MemoryRule: TypeAlias = Callable[[Loads, Sequence[Peak], DeviceMemory], Failure | None]
+"""The failure that a setting is expected to end with, given what others took; None: it may be tried."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +84,7 @@ class WarmRunner(Runner):
         verl_version: str | None = None,
         limits: Limits | None = None,
         baseline_every: int = BASELINE_EVERY,
+        predicted_oom: MemoryRule | None = None,
     ) -> None:
         """
         Args:
@@ -91,6 +96,8 @@ class WarmRunner(Runner):
             ceilings: largest planned values of the engine's limits. A Point above them has the session started again.
             knobs: catalogue of the release.
             verl_version: None: as the reference release.
+            predicted_oom: asked before a Point starts on several ranks, where running out of memory ends the session. On one
+                rank the session survives that, and the Point is tried.
         """
         self._job = job
         self._cold = cold
@@ -102,6 +109,8 @@ class WarmRunner(Runner):
         self._knobs = knobs
         self._limits = limits or Limits()
         self._every = baseline_every
+        self._predicted_oom = predicted_oom
+        self._peaks: list[Peak] = []
         self.unsupported: str | None = session_unsupported(job.config, verl_version)
         """Why there will be no session, so that every Point goes to the cold runner; None: there will."""
         self.baselines: list[BaselineVisit] = []
@@ -176,6 +185,9 @@ class WarmRunner(Runner):
         if first is not None and order.point == self._baseline:
             watch(StageSeen("stopping"))
             return first
+        too_large = self._too_large(bench, order.point)
+        if too_large is not None:
+            return too_large
         watch(StageSeen("stepping"))
         found = bench.measure(self._setting(order.point), order.plan, watch, whole=order.whole)
         if isinstance(found, StepFailed):
@@ -187,6 +199,12 @@ class WarmRunner(Runner):
         self._place += 1
         self._since_baseline += 1
         return found
+
+    def _too_large(self, bench: Bench, point: Point) -> Failure | None:
+        """Why the Point is not tried: it would take the session with it."""
+        if self._predicted_oom is None or self._job.world_size == 1 or bench.device is None:
+            return None
+        return self._predicted_oom(bench.loads(self._setting(point)), bench.peaks, bench.device)
 
     def _ready(self, order: Order, watch: Callable[[Event], None]) -> Measurement | Failure | None:
         """Sees to a session that measures as it did at its start.
@@ -257,6 +275,7 @@ class WarmRunner(Runner):
                     stop_now=self._stop_now.is_set,
                 )
                 self._bench.spent = self._spent
+                self._bench.peaks = self._peaks
             elif self._ceilings:
                 self._too_much = {
                     key: min(value, self._too_much.get(key, value)) for key, value in self._ceilings.items()

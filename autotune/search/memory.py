@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from autotune.values import NOT_TRIED, Failure, FailureClass, Phase
 from autotune.verl.loads import DeviceMemory, Load, Loads, Peak
 
 LIMIT = 0.97
@@ -47,19 +48,30 @@ def predicted_peak(loads: Loads, peaks: Sequence[Peak], idle: int) -> int | None
     return int(max(known)) if known else None
 
 
-def too_much(loads: Loads, peaks: Sequence[Peak], device: DeviceMemory) -> str | None:
-    """Why a setting must not be started where running out of memory ends the job; None: it may be.
+def predicted_oom(loads: Loads, peaks: Sequence[Peak], device: DeviceMemory) -> Failure | None:
+    """The failure of a setting that must not be started where running out of memory ends the job; None: it may be.
 
     What was run already is not refused: it is known to fit.
     """
     if any(peak.loads == loads for peak in peaks):
         return None
-    trainer = predicted_peak(loads, peaks, device.idle)
-    if trainer is None or trainer + device.outside <= LIMIT * device.total:
+    highest = _highest(peaks)
+    by_phase = {phase: _of_phase(phase, load.most, highest, device.idle) for phase, load in loads.items()}
+    known = {phase: bound for phase, bound in by_phase.items() if bound is not None}
+    if not known:
         return None
-    return (
-        f"predicted {(trainer + device.outside) / _GIB:.1f} GiB of {device.total / _GIB:.1f} GiB on the fullest GPU "
-        f"({device.outside / _GIB:.1f} of them outside the trainer's allocator), more than {LIMIT:.0%}; not tried"
+    fullest = max(known, key=lambda phase: known[phase])
+    total = known[fullest] + device.outside
+    if total <= LIMIT * device.total:
+        return None
+    return Failure(
+        FailureClass.OOM_GPU,
+        Phase(fullest),
+        "Choose a smaller micro-batch or token budget for this phase. On several GPUs running out of memory ends the launch, so "
+        "that a session tries nothing that may.",
+        f"predicted {total / _GIB:.1f} GiB of {device.total / _GIB:.1f} GiB on the fullest GPU ({device.outside / _GIB:.1f} GiB of "
+        f"it outside the trainer's allocator), more than {LIMIT:.0%}; {NOT_TRIED}",
+        False,
     )
 
 
@@ -83,9 +95,7 @@ def _of_phase(phase: str, tokens: float, peaks: Sequence[Peak], idle: int) -> fl
         return bound
     top = made[-1]
     x, y = top.loads[phase].least, top.bytes
-    slopes = [
-        (y - peak.bytes) / (x - peak.loads[phase].least) for peak in made[:-1] if peak.loads[phase].least < x
-    ]
+    slopes = [(y - peak.bytes) / (x - peak.loads[phase].least) for peak in made[:-1] if peak.loads[phase].least < x]
     if not slopes or max(slopes) <= 0:
         return bound
     return min(bound, y + GROWTH_MARGIN * max(slopes) * max(0.0, tokens - x))

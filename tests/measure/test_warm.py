@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -14,13 +15,14 @@ from autotune.measure.cold import ColdRunner
 from autotune.measure.conformance import check_closes, check_measures, check_rejects, check_stops
 from autotune.measure.runner import Event, Limits, Order, Outcome, Runner, StepPlan, StepSeen
 from autotune.measure.warm import WarmRunner
+from autotune.search.memory import predicted_oom
 from autotune.values import Failure, FailureClass, KnobValue, Measurement, Phase, Point, Source
 from autotune.verl import keys
 from autotune.verl.knobs import catalogue
 from autotune.verl.settings import baseline_point, changed_keys, configuration, rejected_echo
 from tests.fakes.launches import composed_config, job_of_double
 
-QUICK = Limits(startup=20.0, step_floor=1.0, step_factor=0.01, after_error=5.0, exit=5.0, terminate=1.0)
+QUICK = Limits(startup=20.0, step_floor=1.0, step_factor=0.01, after_error=5.0, after_oom=0.5, exit=5.0, terminate=1.0)
 PLAN = StepPlan(at_least=2, at_most=4, agreement=0.05)
 KNOBS = catalogue("0.9.1")
 TURNED = (
@@ -57,9 +59,18 @@ class Recorder(Runner):
 class Stand:
     """A warm runner over the double, and orders for it."""
 
-    def __init__(self, folder: Path, *, every: int = 10, ceilings: Mapping[str, int] | None = None, **faults: str):
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        every: int = 10,
+        ceilings: Mapping[str, int] | None = None,
+        gpus: int = 8,
+        limits: Limits = QUICK,
+        **faults: str,
+    ):
         config = composed_config()
-        job = job_of_double(folder, **faults)
+        job = job_of_double(folder, gpus=gpus, **faults)
         self.folder = folder
         self.cold = Recorder()
         self.job = job
@@ -73,8 +84,9 @@ class Stand:
             ),
             folder=folder / "sessions",
             ceilings={keys.MAX_NUM_SEQS: 512} if ceilings is None else ceilings,
-            limits=QUICK,
+            limits=limits,
             baseline_every=every,
+            predicted_oom=predicted_oom,
         )
 
     def order(self, label: str, *, fresh: bool = False, plan: StepPlan = PLAN, **values: KnobValue) -> Order:
@@ -188,8 +200,8 @@ def test_points_that_need_an_engine_or_a_launch_of_their_own_go_to_the_cold_runn
     assert session.cold.given == ["parallel", "more-memory", "fresh"]
 
 
-def test_a_point_that_fails_leaves_the_session_and_the_next_one_is_measured(stand):
-    session = stand()
+def test_on_one_rank_a_point_that_fails_leaves_the_session_and_the_next_one_is_measured(stand):
+    session = stand(gpus=1)
     base = session.measure("base")
     failure = session.fails("seven", ACTOR_MICRO_BATCH=7)
     assert failure.failure_class is FailureClass.CONFIG_ASSERTION
@@ -201,10 +213,73 @@ def test_a_point_that_fails_leaves_the_session_and_the_next_one_is_measured(stan
 
 
 def test_a_session_that_computes_something_else_after_a_failure_is_started_again(stand):
-    session = stand(session_hurt="1")
+    session = stand(gpus=1, session_hurt="1")
     base = session.measure("base")
     session.fails("huge", ACTOR_MICRO_BATCH=64)
     assert session.measure("micro", ACTOR_MICRO_BATCH=8).session != base.session
+
+
+def test_on_several_ranks_a_point_that_fails_ends_the_session_and_the_next_one_is_measured_in_another(stand):
+    session = stand()
+    base = session.measure("base")
+    assert session.fails("huge", ACTOR_MICRO_BATCH=64).failure_class is FailureClass.OOM_GPU
+    assert session.processes() == []
+    assert session.measure("micro", ACTOR_MICRO_BATCH=8).session not in (base.session, None)
+
+
+def test_one_rank_that_runs_out_of_memory_ends_the_job_although_nothing_answers(stand):
+    """The others wait for it in a collective: without its line in the log the step would have ten minutes."""
+    patient = replace(QUICK, step_floor=600.0, after_error=600.0)
+    session = stand(limits=patient, session_rank_oom="7")
+    base = session.measure("base")
+    failure = session.fails("hangs", ACTOR_MICRO_BATCH=8)
+    assert (failure.failure_class, failure.phase) == (FailureClass.OOM_GPU, Phase.UPDATE_ACTOR)
+    assert "9.00 GiB" in failure.evidence
+    assert not failure.not_tried
+    assert session.processes() == []
+    assert session.measure("base-again").session not in (base.session, None)
+
+
+def test_an_error_of_another_kind_does_not_end_the_job_as_fast(stand):
+    session = stand(limits=replace(QUICK, step_floor=2.0, after_error=600.0), session_hangs="7")
+    session.measure("base")
+    assert session.fails("hangs", ACTOR_MICRO_BATCH=4).failure_class is FailureClass.HANG_NO_PROGRESS
+
+
+def test_a_point_that_would_not_fit_is_not_tried_where_it_would_end_the_session(stand):
+    session = stand(session_device="80")
+    base = session.measure("base")
+    failure = session.fails("huge", ACTOR_MICRO_BATCH=64)
+    assert (failure.failure_class, failure.phase) == (FailureClass.OOM_GPU, Phase.UPDATE_ACTOR)
+    assert failure.not_tried
+    assert "of 80.0 GiB" in failure.evidence
+    assert session.measure("micro", ACTOR_MICRO_BATCH=4).session == base.session
+
+
+def test_a_point_is_tried_once_smaller_ones_have_shown_that_it_fits(stand):
+    """16 trajectories take 69 GiB of 80. From the user's 2 alone nobody knows; 4 and 8 show the slope."""
+    session = stand(session_device="80")
+    assert session.fails("at-once", ACTOR_MICRO_BATCH=16).not_tried
+    session.measure("four", ACTOR_MICRO_BATCH=4)
+    session.measure("eight", ACTOR_MICRO_BATCH=8)
+    assert session.measure("sixteen", ACTOR_MICRO_BATCH=16).memory_gb == pytest.approx(69.2, rel=0.01)
+
+
+def test_a_phase_with_log_probs_alone_counts_as_well(stand):
+    session = stand(session_device="80")
+    failure = session.fails("log-probs", LOG_PROB_MICRO_BATCH=64)
+    assert (failure.phase, failure.not_tried) == (Phase.OLD_LOG_PROB, True)
+
+
+def test_on_one_rank_a_point_that_may_not_fit_is_tried(stand):
+    session = stand(gpus=1, session_device="80")
+    failure = session.fails("huge", ACTOR_MICRO_BATCH=64)
+    assert failure.failure_class is FailureClass.OOM_GPU
+    assert not failure.not_tried
+
+
+def test_where_no_device_is_known_no_point_is_refused_for_its_memory(stand):
+    assert not stand().fails("huge", ACTOR_MICRO_BATCH=64).not_tried
 
 
 def test_a_session_that_is_killed_in_mid_point_loses_that_point_alone(stand):

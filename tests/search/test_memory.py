@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.search.memory import LIMIT, predicted_peak, too_much
+from autotune.search.memory import LIMIT, predicted_oom, predicted_peak
+from autotune.values import FailureClass, Phase
 from autotune.verl.loads import DeviceMemory, Load, Peak, loads_of
 
 GIB = 2**30
@@ -66,22 +67,23 @@ def test_without_peaks_or_loads_nothing_is_predicted():
 
 
 def test_what_would_not_fit_is_refused_with_its_numbers():
-    reason = too_much(exactly(update_actor=8000), [peak(20, update_actor=1000)], DEVICE)
-    assert reason is not None
-    assert "predicted 92.0 GiB of 80.0 GiB" in reason
-    assert "not tried" in reason
-    assert too_much(exactly(update_actor=6000), [peak(20, update_actor=1000)], DEVICE) is None
+    failure = predicted_oom(exactly(update_actor=8000), [peak(20, update_actor=1000)], DEVICE)
+    assert failure is not None
+    assert "predicted 92.0 GiB of 80.0 GiB" in failure.evidence
+    assert (failure.failure_class, failure.phase) == (FailureClass.OOM_GPU, Phase.UPDATE_ACTOR)
+    assert failure.not_tried
+    assert predicted_oom(exactly(update_actor=6000), [peak(20, update_actor=1000)], DEVICE) is None
 
 
 def test_what_other_processes_hold_counts():
     tight = DeviceMemory(total=80 * GIB, outside=20 * GIB, idle=10 * GIB)
-    assert too_much(exactly(update_actor=6000), [peak(20, update_actor=1000)], tight) is not None
+    assert predicted_oom(exactly(update_actor=6000), [peak(20, update_actor=1000)], tight) is not None
 
 
 def test_what_was_run_is_not_refused_however_tight_it_was():
     ran = peak(79, update_actor=1000)
-    assert too_much(ran.loads, [ran], DEVICE) is None
-    assert too_much(exactly(update_actor=1001), [ran], DEVICE) is not None
+    assert predicted_oom(ran.loads, [ran], DEVICE) is None
+    assert predicted_oom(exactly(update_actor=1001), [ran], DEVICE) is not None
 
 
 pairs = st.tuples(st.floats(100, 1e5), st.floats(100, 1e5))
@@ -150,5 +152,7 @@ def test_the_setting_that_ran_out_of_memory_on_the_h200_would_have_been_refused(
     loads = loads_of(dict.fromkeys(("update_actor", "old_log_prob", "ref"), batching), h200_lengths(72165), config, 1)
     peaks = [Peak(known, int(gib * GIB)) for known, gib in taken]
     device = DeviceMemory(total=150109880320, outside=0, idle=idle)
-    assert too_much(loads, peaks, device) is not None
-    assert LIMIT * device.total / GIB > max(gib for _, gib in taken) - 1  # and the largest one that ran would not by itself
+    assert predicted_oom(loads, peaks, device) is not None
+    assert (
+        LIMIT * device.total / GIB > max(gib for _, gib in taken) - 1
+    )  # and the largest one that ran would not by itself

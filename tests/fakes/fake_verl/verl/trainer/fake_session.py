@@ -7,6 +7,9 @@ What it does wrong on purpose:
     FAKE_VERL_SESSION_HANGS=n     never answers its n-th order
     FAKE_VERL_SESSION_LOOSE=1     cannot give responses their recorded lengths
     FAKE_VERL_SESSION_CEILING=n   does not start with max_num_seqs above n
+    FAKE_VERL_SESSION_RANK_OOM=n  runs out of memory on rank 1 alone in its n-th order, and never answers it
+What it tells only when asked for:
+    FAKE_VERL_SESSION_DEVICE=g    has GPUs of g GiB, of which training takes what its micro-batches need
 """
 
 import os
@@ -19,6 +22,13 @@ from autotune.inside import wire
 
 BLOCK_BYTES, MEMORY = 1 << 20, 80 << 30
 TRAINING = ("old_log_prob", "adv", "update_actor")
+
+
+RANK_OOM = """\
+Traceback (most recent call last):
+ray.exceptions.RayTaskError(OutOfMemoryError): ray::WorkerDict.actor_rollout_update_actor() (pid=22011, ip=127.0.0.1)
+  File "/opt/verl/verl/workers/engine_workers.py", line 905, in update_actor
+torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 9.00 GiB. GPU 1 has a total capacity of 79.11 GiB of which 3.00 GiB is free."""
 
 
 def wrong(name):
@@ -47,7 +57,17 @@ def applied(c, settings):
     return c
 
 
-def serve(c, seconds_by_phase, out_of_memory, check):
+def told_memory(now, gpus, held):
+    """What each rank tells of its memory: made up, or where it has a device, as the double's arithmetic has it."""
+    if not wrong("DEVICE"):
+        return [{"rank": rank, "reserved_bytes": (40 + rank) << 30} for rank in range(gpus)], []
+    taken = int((20 + max(held(now).values())) * (1 << 30))
+    workers = [{"rank": rank, "reserved_bytes": taken - (rank << 20), "held_bytes": 10 << 30} for rank in range(gpus)]
+    device = {"device_bytes": int(wrong("DEVICE")) << 30, "outside_bytes": 2 << 30}
+    return workers, [device] * gpus
+
+
+def serve(c, seconds_by_phase, held, out_of_memory, check):
     rollout, gpus = c.actor_rollout_ref.rollout, c.trainer.n_gpus_per_node * c.trainer.nnodes
     if wrong("CEILING") and rollout.max_num_seqs > int(wrong("CEILING")):
         print("Traceback (most recent call last):\nValueError: No available memory for the cache blocks.", flush=True)
@@ -83,6 +103,10 @@ def serve(c, seconds_by_phase, out_of_memory, check):
             os.kill(os.getpid(), signal.SIGKILL)
         while wrong("HANGS") == str(orders):
             time.sleep(1)
+        if wrong("RANK_OOM") == str(orders):
+            print(RANK_OOM, flush=True)
+            while True:
+                time.sleep(1)
         now = applied(c, order["settings"])
         micro = now.actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu
         share = now.actor_rollout_ref.actor.ppo_mini_batch_size * rollout.n // gpus
@@ -98,7 +122,10 @@ def serve(c, seconds_by_phase, out_of_memory, check):
             hurt = True
             text = f"Traceback (most recent call last):\n{error}\n"
             print(text, flush=True)
-            line.send({"type": "failure", "id": order["id"], "phase": phase, "error": text, "survived": True})
+            alone = gpus == 1  # with others, those wait for the one that failed (session_trainer.py, step)
+            line.send({"type": "failure", "id": order["id"], "phase": phase, "error": text, "survived": alone})
+            if not alone:
+                sys.exit(1)
             continue
         step += 1
         slow, _, factor = wrong("SLOWER").partition(":")
@@ -122,6 +149,8 @@ def serve(c, seconds_by_phase, out_of_memory, check):
         limits = order["settings"]["engine"]
         kv = limits.get("kv_blocks", pool - 1)
         trained = order["work"] != "generation"
+        workers, devices = told_memory(now, gpus, held)
+        sequences = c.data.train_batch_size * rollout.n
         loss = 0.25 + (0.01 if hurt and wrong("HURT") else 0.0)
         line.send(
             {
@@ -137,9 +166,9 @@ def serve(c, seconds_by_phase, out_of_memory, check):
                     "perf/throughput": tokens / seconds / gpus,
                 },
                 "updates": {"actor": {"loss": [loss, 0.5], "grad_norm": [1.5, 1.25]}} if trained else {},
-                "workers": [
-                    {"rank": rank, "reserved_bytes": (40 + rank) << 30, "values": values} for rank in range(gpus)
-                ],
+                "workers": [{**worker, "values": values} for worker in workers],
+                "devices": devices if order["work"] == "frozen" else [],
+                "sequence_lengths": [tokens // sequences] * sequences if step == 1 else [],
                 "engines": [
                     {
                         **engine,
