@@ -293,16 +293,21 @@ def read_echo(folder: Path) -> dict[str, KnobValue]:
     """The values in effect that the processes of a launch reported, by knob key (files of `autotune.inside.echo`).
 
     Where processes disagree about a value, it is reported as the sorted list of what was seen, as text, so that it
-    equals no wanted value.
+    equals no wanted value. `engine.kv_blocks` are the blocks that requests can have in the smallest cache (one of each is
+    vLLM's null block).
     """
-    reports = []
+    reports, blocks = [], []
     for path in sorted(folder.glob("*.json")):
         try:
             report = json.loads(path.read_text(encoding="utf-8"))
         except json.JSONDecodeError:
             continue  # its process was killed while it wrote
         reports.append(report.get("values", {}))
-    return merged_echo(reports)
+        told = report.get("extra", {}).get("kv_blocks")
+        if isinstance(told, int):
+            blocks.append(told - 1)
+    facts: dict[str, KnobValue] = {"engine.kv_blocks": min(blocks)} if blocks else {}
+    return {**merged_echo(reports), **facts}
 
 
 def merged_echo(reports: Iterable[Mapping[str, KnobValue]]) -> dict[str, KnobValue]:

@@ -22,6 +22,7 @@ from autotune.measure.runner import Runner
 from autotune.measure.warm import WarmRunner
 from autotune.redaction import redact
 from autotune.search.memory import predicted_oom
+from autotune.search.seat import reseat
 from autotune.store.json_shapes import show_json
 from autotune.store.records import StudyRecord, WrongTransition
 from autotune.store.store import Store, usable_url
@@ -281,6 +282,7 @@ def make_runner(job: ColdJob, prepared: Prepared) -> Runner:
         verl_version=prepared.stack.verl,
         limits=request.limits,
         predicted_oom=predicted_oom,
+        reseat=reseat,
     )
 
 

@@ -120,6 +120,8 @@ class StudyRun:
         baseline = self._baseline()
         if baseline is None:
             return self._close("stopped" if self.stopped else "failed", self._failed_verdict())
+        if self._sessions is not None and isinstance(baseline.outcome, Measurement):
+            self._sessions.expect(baseline.outcome, self._listener.said)
         self._say_how()
         if self._canary is not None and not self._stop.is_set():
             self._sing(self._canary)

@@ -7,6 +7,7 @@ What it does wrong on purpose:
     FAKE_VERL_SESSION_HANGS=n     never answers its n-th order
     FAKE_VERL_SESSION_LOOSE=1     cannot give responses their recorded lengths
     FAKE_VERL_SESSION_CEILING=n   does not start with max_num_seqs above n
+    FAKE_VERL_SESSION_CROWDED=f   generates slower the further its engine's max_num_seqs is above the one in effect: (ratio − 1) · f
     FAKE_VERL_SESSION_RANK_OOM=n  runs out of memory on rank 1 alone in its n-th order, and never answers it
 What it tells only when asked for:
     FAKE_VERL_SESSION_DEVICE=g    has GPUs of g GiB, of which training takes what its micro-batches need
@@ -133,6 +134,8 @@ def serve(c, seconds_by_phase, held, out_of_memory, check):
         if slow and orders >= int(slow):
             noise *= float(factor)
         phases = seconds_by_phase(now, noise)
+        limit = now.actor_rollout_ref.rollout.max_num_seqs
+        phases["gen"] *= 1 + (rollout.max_num_seqs / limit - 1) * float(wrong("CROWDED") or 0)
         if order["work"] == "frozen":
             phases = {name: value for name, value in phases.items() if name != "gen"} | {"gen": 0.01}
         if order["work"] == "generation":

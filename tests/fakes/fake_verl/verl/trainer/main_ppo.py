@@ -108,8 +108,9 @@ def echo(c):
     deaf = os.environ.get("FAKE_VERL_DEAF")
     if deaf in values:
         values[deaf] = 256
+    extra = {"kv_blocks": int(rollout.gpu_memory_utilization * (80 << 30)) // (1 << 20)}
     with open(os.path.join(folder, f"fake-{os.getpid()}.json"), "w") as sink:
-        json.dump({"protocol": 1, "role": "fake", "pid": os.getpid(), "values": values, "extra": {}}, sink)
+        json.dump({"protocol": 1, "role": "fake", "pid": os.getpid(), "values": values, "extra": extra}, sink)
 
 
 def hang():
