@@ -63,6 +63,10 @@ class Phase(str, Enum):
     UNKNOWN = "unknown"
 
 
+NOT_TRIED = "not tried"
+"""How the evidence of a failure ends that was only predicted."""
+
+
 class TrialState(str, Enum):
     """States of a trial; `measured`, `infeasible`, `failed` and `invalid` are final."""
 
@@ -161,6 +165,11 @@ class Failure:
     evidence: str
     retryable: bool
     """True: not a property of the configuration (left-over memory, a missing node, a time limit)."""
+
+    @property
+    def not_tried(self) -> bool:
+        """Whether arithmetic foresaw it and nothing was started: later measurements may prove it wrong."""
+        return self.evidence.endswith(NOT_TRIED)
 
     @property
     def is_infrastructure(self) -> bool:

@@ -98,6 +98,8 @@ class SessionTrainer(PPOTrainerSync):  # type: ignore[misc]  # verl is not there
         self._digest = ""
         self._why_called: str | None = None
         self._wire: wire.Wire | None = None
+        self._devices: list[dict[str, Any]] | None = None
+        self._lengths_told = False
 
     # -- orders ----------------------------------------------------------------------------------------------------------
 
@@ -179,8 +181,11 @@ class SessionTrainer(PPOTrainerSync):  # type: ignore[misc]  # verl is not there
                     "lengths_replayed": self._held.lengths is not None,
                     "reward_called_because": self._why_called,
                     "poll_seconds": getattr(self.replay_buffer, "poll_interval", None),
+                    "devices": self._devices or [],
+                    "sequence_lengths": [] if self._lengths_told else [int(tag["seq_len"]) for tag in self._held.tags],
                 }
             )
+            self._lengths_told = bool(self._held.tags)
         self._error = None
         self._updates = {}
         self._take_order()
@@ -321,12 +326,20 @@ class SessionTrainer(PPOTrainerSync):  # type: ignore[misc]  # verl is not there
             self._digest = _digest(batch)
             if self._digest != self._held.digest:
                 raise PointFailed("the frozen trajectories are not those that were recorded")
+            self._look_around()
         else:
             self._digest = ""
             self._generated = list(batch.keys)
             if self._held.fields is None:
                 self._hold(batch)
         return super()._balance_batch(batch, metrics, *args, **kwargs)
+
+    def _look_around(self) -> None:
+        """Asks once what a device holds besides the trainer: before the first frozen step's training, when vLLM sleeps and the
+        collectives have been used. That step settles, so that asking costs no counted one anything."""
+        if self._devices is None:
+            workers = self.actor_rollout_wg.workers
+            self._devices = ray.get([worker.__ray_call__.remote(worker_reports.surroundings) for worker in workers])
 
     def _check_all_there(self, batch: Any) -> None:
         """verl goes on with synthetic rows in the place of responses that failed (padding_utils.py:42), which look fast."""

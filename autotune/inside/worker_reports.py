@@ -26,8 +26,20 @@ def give_back(worker: Any) -> None:
     get_torch_device().empty_cache()
 
 
+def surroundings(worker: Any) -> dict[str, Any]:
+    """Of this rank's device, while vLLM sleeps: its bytes, and those in use outside this process' allocator. Empty where there
+    is no such device: a job on the CPU shares the host's memory with everybody."""
+    from verl.utils.device import get_device_name, get_torch_device
+
+    if get_device_name() != "cuda":
+        return {}
+    device = get_torch_device()
+    free, total = device.mem_get_info()
+    return {"device_bytes": int(total), "outside_bytes": int(total - free - device.memory_reserved())}
+
+
 def report(worker: Any) -> dict[str, Any]:
-    """Rank, peak bytes since `begin_point`, and the values that took effect."""
+    """Rank, peak bytes since `begin_point`, bytes held now (between two steps), and the values that took effect."""
     from verl.utils.device import get_torch_device
 
     device = get_torch_device()
@@ -36,5 +48,6 @@ def report(worker: Any) -> dict[str, Any]:
         "pid": os.getpid(),
         "reserved_bytes": int(device.max_memory_reserved()),
         "allocated_bytes": int(device.max_memory_allocated()),
+        "held_bytes": int(device.memory_allocated()),
         **echo.collect(keep=True),
     }

@@ -30,6 +30,7 @@ from autotune.values import Failure, FailureClass, KnobValue, Measurement, Phase
 from autotune.verl import keys
 from autotune.verl.config import FlatConfig, integer
 from autotune.verl.live import GENERATION_KEYS, TRAINING_KEYS, EngineSeat, predicted_kv_blocks, session_settings
+from autotune.verl.loads import DeviceMemory, Loads, Peak, loads_of
 
 GRADIENT_TOLERANCE = 1e-5
 """Absolute in the loss, relative in the gradient norm: what a session that took no harm repeats on frozen work."""
@@ -103,6 +104,11 @@ class Bench:
         self._equal_work = True
         self.spent: dict[str, list[float]] = {}
         """Seconds of every step that was ordered, by kind of work; `first`: the first one of the session."""
+        self.peaks: list[Peak] = []
+        """What every training step took, with the tokens of its micro-batches."""
+        self.device: DeviceMemory | None = None
+        """Of the tightest GPU; None: there is none, or nothing is known of it yet."""
+        self._lengths: tuple[int, ...] = ()
 
     def baseline(
         self, setting: Setting, plan: StepPlan, watch: Watch | None
@@ -116,7 +122,7 @@ class Bench:
         begin = time.monotonic()
         settings = self._settings(setting)
         assert not isinstance(settings, Failure)
-        probe = self._probe(WHOLE, settings, plan, watch, lambda record: record, RECORD)
+        probe = self._probe(WHOLE, setting, settings, plan, watch, lambda record: record, RECORD)
         if isinstance(probe, StepFailed):
             return probe
         self._generations.clear()
@@ -146,13 +152,13 @@ class Bench:
         if isinstance(settings, Failure):
             return StepFailed(settings, survived=True)
         if whole or not self._equal_work:
-            probe = self._probe(WHOLE, settings, plan, watch, lambda record: record)
+            probe = self._probe(WHOLE, setting, settings, plan, watch, lambda record: record)
             if isinstance(probe, StepFailed):
                 return probe
             return self._measurement(setting, probe.steps, probe, probe, Source.WHOLE, begin)
         place = _part(setting.point, GENERATION_KEYS)
         if place not in self._generations:
-            probe = self._probe(GENERATION, settings, plan, None, lambda record: record, self._reward)
+            probe = self._probe(GENERATION, setting, settings, plan, None, lambda record: record, self._reward)
             if isinstance(probe, StepFailed):
                 return probe
             self._generations[place] = probe
@@ -176,13 +182,29 @@ class Bench:
         again = self.session.step(FROZEN, settings, stopped=self._stop_now)
         return isinstance(again, SessionStep) and repeated(self._gradients, again.record)
 
+    def loads(self, setting: Setting) -> Loads:
+        """Tokens by phase that training at a Point holds at once; empty where that cannot be told."""
+        settings = self._settings(setting)
+        return {} if isinstance(settings, Failure) else self._loads(setting.config, settings)
+
+    def _loads(self, config: FlatConfig, settings: Mapping[str, Any]) -> Loads:
+        return loads_of(settings["phases"], self._lengths, config, self._world_size)
+
+    def _remember(self, config: FlatConfig, settings: Mapping[str, Any], work: Work, seen: SessionStep) -> None:
+        """Keeps what a step took. One that only generates trains nothing, and says nothing about training."""
+        self._lengths = seen.lengths or self._lengths
+        self.device = seen.device or self.device
+        loads = self._loads(config, settings)
+        if work != GENERATION and loads and seen.peak_bytes is not None:
+            self.peaks.append(Peak(loads, seen.peak_bytes))
+
     # -- probes ----------------------------------------------------------------------------------------------------------
 
     def _training(
         self, setting: Setting, settings: Mapping[str, Any], plan: StepPlan, watch: Watch | None
     ) -> _Probe | StepFailed:
         generation = self._generations[_part(setting.point, GENERATION_KEYS)]
-        probe = self._probe(FROZEN, settings, plan, watch, lambda record: self._compose(record, generation))
+        probe = self._probe(FROZEN, setting, settings, plan, watch, lambda record: self._compose(record, generation))
         if not isinstance(probe, StepFailed):
             self._trainings[_part(setting.point, TRAINING_KEYS)] = probe
         return probe
@@ -193,6 +215,7 @@ class Bench:
     def _probe(
         self,
         work: Work,
+        setting: Setting,
         settings: Mapping[str, Any],
         plan: StepPlan,
         watch: Watch | None,
@@ -211,6 +234,7 @@ class Bench:
                 return seen
             spent = "first" if self.session.steps == 1 else work
             self.spent.setdefault(spent, []).append(time.monotonic() - begin)
+            self._remember(setting.config, settings, work, seen)
             made.append(seen.record)
             told.append(shown(seen.record))
             if watch is not None:

@@ -19,7 +19,7 @@ from autotune.measure.leftovers import Leftovers
 from autotune.measure.payload import Payload
 from autotune.measure.process import JobProcess, NotStarted, SupervisorLost
 from autotune.measure.runner import Event, Limits, Order, Outcome, Runner, StageSeen, StepSeen
-from autotune.measure.watchdog import ERROR_LINE, overdue
+from autotune.measure.watchdog import ERROR_LINE, OOM_LINE, overdue
 from autotune.measure.window import enough, settled
 from autotune.values import Failure, FailureClass, KnobValue, Measurement, Phase, StepRecord
 from autotune.verl.config import FlatConfig
@@ -62,13 +62,20 @@ class ColdJob:
         return [self.python, *entry, *self.arguments, *overrides, *short]
 
 
+_LONGEST_SIGN = 60
+"""Bytes of the longest text that tells of an error."""
+
+
 class ErrorWatch:
     """Reads what was added to a growing log and remembers when an error was first seen without progress after it."""
 
     def __init__(self, log: Path) -> None:
         self._log = log
         self._offset = 0
+        self._before = b""
         self.since: float | None = None
+        self.out_of_memory: float | None = None
+        """When a process first said that its GPU's memory ran out, without progress after it."""
 
     def look(self) -> None:
         """Reads on."""
@@ -76,12 +83,17 @@ class ErrorWatch:
             source.seek(self._offset)
             added = source.read(1 << 20)
         self._offset += len(added)
-        if self.since is None and ERROR_LINE.search(added.decode(errors="replace")):
+        text = (self._before + added).decode(errors="replace")  # a line may have been written in two pieces
+        self._before = (self._before + added)[-_LONGEST_SIGN:]
+        if self.since is None and ERROR_LINE.search(text):
             self.since = time.monotonic()
+        if self.out_of_memory is None and OOM_LINE.search(text):
+            self.out_of_memory = time.monotonic()
 
     def progress(self) -> None:
         """A step was finished: what was logged before it did not stop the run."""
-        self.since = None
+        self.since = self.out_of_memory = None
+        self._before = b""
 
 
 class ColdRunner(Runner):
@@ -281,16 +293,21 @@ def read_echo(folder: Path) -> dict[str, KnobValue]:
     """The values in effect that the processes of a launch reported, by knob key (files of `autotune.inside.echo`).
 
     Where processes disagree about a value, it is reported as the sorted list of what was seen, as text, so that it
-    equals no wanted value.
+    equals no wanted value. `engine.kv_blocks` are the blocks that requests can have in the smallest cache (one of each is
+    vLLM's null block).
     """
-    reports = []
+    reports, blocks = [], []
     for path in sorted(folder.glob("*.json")):
         try:
             report = json.loads(path.read_text(encoding="utf-8"))
         except json.JSONDecodeError:
             continue  # its process was killed while it wrote
         reports.append(report.get("values", {}))
-    return merged_echo(reports)
+        told = report.get("extra", {}).get("kv_blocks")
+        if isinstance(told, int):
+            blocks.append(told - 1)
+    facts: dict[str, KnobValue] = {"engine.kv_blocks": min(blocks)} if blocks else {}
+    return {**merged_echo(reports), **facts}
 
 
 def merged_echo(reports: Iterable[Mapping[str, KnobValue]]) -> dict[str, KnobValue]:

@@ -44,6 +44,9 @@ class Limits:
     """Times the longest step seen so far."""
     after_error: float = 180.0
     """After a Python traceback in the log without any later progress (or twice the longest step, if that is more)."""
+    after_oom: float = 30.0
+    """In a session of several ranks, after one of them printed that it ran out of GPU memory: the others wait for it in a
+    collective, and nothing that was ordered will come."""
     exit: float = 60.0
     """From the last step until verl must have ended by itself."""
     terminate: float = 20.0

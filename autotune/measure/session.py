@@ -15,11 +15,12 @@ from autotune.measure.gpu import GpuSampler
 from autotune.measure.interference import InterferenceWatch, Thresholds
 from autotune.measure.process import JobProcess, NotStarted, SupervisorLost
 from autotune.measure.runner import Limits
-from autotune.measure.watchdog import overdue
+from autotune.measure.watchdog import OOM_LINE, overdue
 from autotune.redaction import redact
 from autotune.values import Failure, FailureClass, KnobValue, Phase, StepRecord
 from autotune.verl.failures import diagnose, diagnose_file
 from autotune.verl.live import EngineSeat
+from autotune.verl.loads import DeviceMemory
 from autotune.verl.metrics import finite_numbers, step_record
 
 Work: TypeAlias = Literal["whole", "frozen", "generation"]
@@ -58,6 +59,12 @@ class SessionStep:
     poll_seconds: float | None
     reward_called_because: str | None = None
     """Why rewards were called in a step that was to replay them; None: they were replayed, or were to be called."""
+    peak_bytes: int | None = None
+    """Most that an allocator had reserved at this Point, on the rank where it was most; None: not told."""
+    device: DeviceMemory | None = None
+    """The tightest GPU; None: not known yet, or no GPU."""
+    lengths: tuple[int, ...] = ()
+    """Tokens of every trajectory that frozen steps train on; told once, with the step that made them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +104,7 @@ class Session:
         self._errors: ErrorWatch | None = None
         self._interference: InterferenceWatch | None = None
         self._orders = 0
+        self._mark = 0
         self._steps = 0
         self._longest: float | None = None
         self._begin = time.monotonic()
@@ -173,6 +181,7 @@ class Session:
         """
         assert self._wire is not None
         self._orders += 1
+        self._mark = self.log.stat().st_size
         begin = time.monotonic()
         try:
             self._wire.send(
@@ -255,6 +264,9 @@ class Session:
             return self._diagnosed(exit_code)
         self._errors.look()
         now = time.monotonic()
+        ran_out = self._errors.out_of_memory
+        if self._orders and self._job.world_size > 1 and ran_out is not None and now - ran_out > self._limits.after_oom:
+            return self._rank_ran_out()
         reason = overdue(
             self._limits,
             since_start=now - self._begin,
@@ -269,6 +281,18 @@ class Session:
         if found is not None and found.failure_class is not FailureClass.UNKNOWN:
             return found
         return Failure(FailureClass.HANG_NO_PROGRESS, Phase.UNKNOWN, f"{remedy} Log: {self.log}", reason, False)
+
+    def _rank_ran_out(self) -> Failure:
+        """A rank ran out of memory in the order that is running, and the others wait for it in a collective."""
+        with self.log.open("rb") as source:
+            source.seek(self._mark)
+            added = source.read().decode(errors="replace")
+        found = diagnose(added.splitlines(), exit_code=1)
+        if found is not None and found.failure_class is FailureClass.OOM_GPU:
+            return found
+        line = next((line for line in added.splitlines() if OOM_LINE.search(line)), "a rank ran out of GPU memory")
+        remedy = "Choose smaller micro-batches or token budgets."
+        return Failure(FailureClass.OOM_GPU, Phase.UNKNOWN, f"{remedy} Log: {self.log}", redact(line)[:500], False)
 
     def _broken(self) -> StepFailed:
         """The line broke in the middle of a step: verl is dying, and its log says of what."""
@@ -361,4 +385,20 @@ def read_step(answer: Mapping[str, Any]) -> SessionStep:
         equal_work=bool(answer.get("lengths_replayed")),
         poll_seconds=answer.get("poll_seconds"),
         reward_called_because=answer.get("reward_called_because"),
+        peak_bytes=max((int(worker["reserved_bytes"]) for worker in workers), default=None),
+        device=_device(answer.get("devices", ()), workers),
+        lengths=tuple(int(length) for length in answer.get("sequence_lengths", ())),
+    )
+
+
+def _device(told: Sequence[Mapping[str, Any]], workers: Sequence[Mapping[str, Any]]) -> DeviceMemory | None:
+    """The smallest device with the most in use on any of them: a Point must fit everywhere. What the trainer holds between two
+    steps is the least of any rank, from which a peak has grown most."""
+    known = [device for device in told if "device_bytes" in device]
+    if not known or len(known) < len(told):
+        return None
+    return DeviceMemory(
+        total=min(int(device["device_bytes"]) for device in known),
+        outside=max(max(0, int(device["outside_bytes"])) for device in known),
+        idle=min((int(worker.get("held_bytes", 0)) for worker in workers), default=0),
     )

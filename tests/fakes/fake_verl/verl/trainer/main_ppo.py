@@ -64,26 +64,27 @@ def seconds_by_phase(c, noise):
     return {name: value * noise * (float(factor) if name == slow else 1.0) for name, value in phases.items()}
 
 
-def out_of_memory(c):
-    """The name of the worker method that runs out of memory, or None."""
+def held_by(c):
+    """GiB that a worker method holds for its micro-batches, by name."""
     actor, rollout = c.actor_rollout_ref.actor, c.actor_rollout_ref.rollout
     length = c.data.max_prompt_length + c.data.max_response_length
 
     def held(dynamic, micro, budget, per_token):
         return (budget if dynamic else (micro or 1) * length) * per_token
 
-    if (
-        20 + held(actor.use_dynamic_bsz, actor.ppo_micro_batch_size_per_gpu, actor.ppo_max_token_len_per_gpu, 1.5e-3)
-        > MEMORY_GB
-    ):
-        return "update_actor"
     log_prob = held(
         rollout.log_prob_use_dynamic_bsz,
         rollout.log_prob_micro_batch_size_per_gpu,
         rollout.log_prob_max_token_len_per_gpu,
         5e-4,
     )
-    return "compute_log_prob" if 20 + log_prob > MEMORY_GB else None
+    update = held(actor.use_dynamic_bsz, actor.ppo_micro_batch_size_per_gpu, actor.ppo_max_token_len_per_gpu, 1.5e-3)
+    return {"update_actor": update, "compute_log_prob": log_prob}
+
+
+def out_of_memory(c):
+    """The name of the worker method that runs out of memory, or None."""
+    return next((name for name, held in held_by(c).items() if 20 + held > MEMORY_GB), None)
 
 
 def die(message):
@@ -107,8 +108,9 @@ def echo(c):
     deaf = os.environ.get("FAKE_VERL_DEAF")
     if deaf in values:
         values[deaf] = 256
+    extra = {"kv_blocks": int(rollout.gpu_memory_utilization * (80 << 30)) // (1 << 20)}
     with open(os.path.join(folder, f"fake-{os.getpid()}.json"), "w") as sink:
-        json.dump({"protocol": 1, "role": "fake", "pid": os.getpid(), "values": values, "extra": {}}, sink)
+        json.dump({"protocol": 1, "role": "fake", "pid": os.getpid(), "values": values, "extra": extra}, sink)
 
 
 def hang():
@@ -190,7 +192,7 @@ def main(c):
         from verl.trainer.fake_session import serve
 
         echo(c)
-        serve(c, seconds_by_phase, out_of_memory, lambda: check_cluster(cluster))
+        serve(c, seconds_by_phase, held_by, out_of_memory, lambda: check_cluster(cluster))
         return
     phase = out_of_memory(c)
     if phase:
