@@ -56,6 +56,10 @@ class _Held:
         self.rewards: list[list[list[float]]] | None = None
         """Score and seconds of each response of each prompt, of the last step that recorded them; None: of none."""
 
+    def sequences(self) -> list[int]:
+        """Tokens of each trajectory, prompt and response (agent_loop_tq.py:210)."""
+        return [int(tag["seq_len"]) for tag in self.tags if "seq_len" in tag]
+
 
 class _OrderingLogger:
     """verl's logger, followed by the session's answer: the one place after everything of a step (trainer_base.py:518)."""
@@ -182,7 +186,7 @@ class SessionTrainer(PPOTrainerSync):  # type: ignore[misc]  # verl is not there
                     "reward_called_because": self._why_called,
                     "poll_seconds": getattr(self.replay_buffer, "poll_interval", None),
                     "devices": self._devices or [],
-                    "sequence_lengths": [] if self._lengths_told else [int(tag["seq_len"]) for tag in self._held.tags],
+                    "sequence_lengths": [] if self._lengths_told else self._held.sequences(),
                 }
             )
             self._lengths_told = bool(self._held.tags)

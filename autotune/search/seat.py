@@ -25,6 +25,10 @@ POLL_SECONDS = 2.0
 AT_MOST = 2
 """How often a session is started again with smaller limits; a launch costs minutes."""
 KV_BLOCKS = "engine.kv_blocks"
+_MEMORY = "memory in use"
+_BLOCKS = "KV blocks"
+_OF_THE_ENGINE = frozenset({"gen", _BLOCKS, _MEMORY})
+"""What an engine's limits move in either direction; training they can only slow down, by the memory that they take."""
 _TOKENLESS = frozenset({"update_weights"})
 """Phases whose seconds do not grow with the tokens of a step."""
 
@@ -58,8 +62,8 @@ def differences(own: Measurement, inside: Measurement) -> list[Difference]:
     """
     found = _phases(own, inside)
     for what, unit, one, other in (
-        ("KV blocks", "", own.echo.get(KV_BLOCKS), inside.echo.get(KV_BLOCKS)),
-        ("memory in use", " GiB", _resident(own), _resident(inside)),
+        (_BLOCKS, "", own.echo.get(KV_BLOCKS), inside.echo.get(KV_BLOCKS)),
+        (_MEMORY, " GiB", _resident(own), _resident(inside)),
     ):
         if not isinstance(one, (int, float)) or not isinstance(other, (int, float)) or min(one, other) <= 0:
             continue
@@ -88,7 +92,8 @@ def reseat(
     told = "; ".join(str(difference) for difference in found[:3])
     text = f"In the session your own command does not run as it does by itself: {told}."
     lower = {key: users.get(key, 0) + max(0, value - users.get(key, 0)) // 2 for key, value in ceilings.items()}
-    if before < AT_MOST and any(lower[key] < value for key, value in ceilings.items()):
+    helps = any(difference.what in _OF_THE_ENGINE or difference.change > 0 for difference in found)
+    if helps and before < AT_MOST and any(lower[key] < value for key, value in ceilings.items()):
         names = ", ".join(f"{key.rsplit('.', 1)[-1]} {value:,}" for key, value in lower.items())
         return f"{text} The session is started again with an engine of smaller limits ({names}).", lower
     return (

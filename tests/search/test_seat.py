@@ -101,5 +101,17 @@ def test_after_two_times_or_at_the_users_limits_it_goes_on(ceiling, before):
     assert "goes on" in text
 
 
+def test_training_that_is_faster_is_not_the_engines_doing():
+    """On an H200 the processor was shared with others, and a launch of its own had the bad luck."""
+    text, lower = reseat(measured(40, 40, update=20), measured(40, 40, update=17), {SEQS: 512}, {SEQS: 64}, 0) or (
+        "",
+        {},
+    )
+    assert lower is None
+    assert "update_actor 17 s instead of 20 s" in text
+    _, lower = reseat(measured(40, 40, update=20), measured(40, 40, update=23), {SEQS: 512}, {SEQS: 64}, 0) or ("", {})
+    assert lower == {SEQS: 288}
+
+
 def test_an_equal_session_is_left_alone():
     assert reseat(measured(40, 40), measured(40, 40), {SEQS: 512}, {SEQS: 64}, 0) is None

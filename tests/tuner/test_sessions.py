@@ -116,6 +116,25 @@ def test_a_session_that_dies_loses_the_running_point_alone(study):
     assert set(points.values()) == {1}
 
 
+def test_points_that_would_not_fit_on_several_gpus_cost_no_session(study, tmp_path):
+    """A micro-batch of 32 takes 118 GiB of 80. It is no Point that failed: the search neither ends for it nor learns a bound."""
+    (tmp_path / "s.yaml").write_text(SPACE.replace("[2, 4, 8, 16]", "[2, 4, 32]"))
+    shown = study(session_device="80")
+    refused = [trial for trial in of_kind(shown, "search") if trial["state"] == "infeasible"]
+    assert refused
+    assert all(trial["failure"]["evidence"].endswith("not tried") for trial in refused)
+    assert {trial["point"][keys.ACTOR_MICRO_BATCH] for trial in refused} == {32}
+    assert len(list((tmp_path / "o/runs").glob("session-*"))) == 1
+
+
+def test_a_session_that_differs_from_the_users_own_launch_is_started_again_and_the_user_is_told(study, tmp_path):
+    shown = study("--trials", "3", session_crowded="0.05")
+    assert "your own command does not run as it does by itself: gen" in shown["said"]
+    assert "The session is started again" in shown["said"]
+    assert len(list((tmp_path / "o/runs").glob("session-*"))) >= 1
+    assert {trial["state"] for trial in of_kind(shown, "search")} == {"measured"}
+
+
 def test_a_job_without_sessions_says_why_and_what_its_budget_affords(study, tmp_path):
     write_script(tmp_path, SCRIPT.replace("trainer.device=cpu", "trainer.use_v1=False trainer.device=cpu"))
     shown = study("--time-budget", "2h", "--trials", "3")
