@@ -27,8 +27,8 @@ AT_MOST = 2
 KV_BLOCKS = "engine.kv_blocks"
 _MEMORY = "memory in use"
 _BLOCKS = "KV blocks"
-_OF_THE_ENGINE = frozenset({"gen", _BLOCKS, _MEMORY})
-"""What an engine's limits move in either direction; training they can only slow down, by the memory that they take."""
+_TRAINING = ("old_log_prob", "ref", "values", "update_critic", "update_actor")
+"""Phases in which no engine runs: where they differ, the host does, and generation differs with it."""
 _TOKENLESS = frozenset({"update_weights"})
 """Phases whose seconds do not grow with the tokens of a step."""
 
@@ -92,7 +92,8 @@ def reseat(
     told = "; ".join(str(difference) for difference in found[:3])
     text = f"In the session your own command does not run as it does by itself: {told}."
     lower = {key: users.get(key, 0) + max(0, value - users.get(key, 0)) // 2 for key, value in ceilings.items()}
-    helps = any(difference.what in _OF_THE_ENGINE or difference.change > 0 for difference in found)
+    host = _host(own, inside)
+    helps = any(_is_the_engines(difference, host) for difference in found)
     if helps and before < AT_MOST and any(lower[key] < value for key, value in ceilings.items()):
         names = ", ".join(f"{key.rsplit('.', 1)[-1]} {value:,}" for key, value in lower.items())
         return f"{text} The session is started again with an engine of smaller limits ({names}).", lower
@@ -100,6 +101,25 @@ def reseat(
         f"{text} The search goes on: what it finds in a session is compared with your own command in the same session.",
         None,
     )
+
+
+def _is_the_engines(difference: Difference, host: float) -> bool:
+    """Whether an engine of smaller limits could mend a difference."""
+    if difference.what == "gen":
+        beyond = difference.inside - difference.own * max(1.0, host)
+        return beyond > max(LEAST * difference.own, POLL_SECONDS)
+    return difference.what == _BLOCKS or (difference.what == _MEMORY and difference.change > 0)
+
+
+def _host(own: Measurement, inside: Measurement) -> float:
+    """How much longer training takes in the session, which has nothing to do with its engine."""
+    before = sum(own.phase_seconds.get(name, 0.0) for name in _TRAINING) / _tokens(own)
+    after = sum(inside.phase_seconds.get(name, 0.0) for name in _TRAINING) / _tokens(inside)
+    return after / before if before > 0 and after > 0 else 1.0
+
+
+def _tokens(measurement: Measurement) -> float:
+    return fmean(step.tokens or 1 for step in measurement.counted) if measurement.counted else 1.0
 
 
 def _phases(own: Measurement, inside: Measurement) -> list[Difference]:

@@ -110,6 +110,14 @@ def test_training_that_is_faster_is_not_the_engines_doing():
     assert lower is None
     assert "update_actor 17 s instead of 20 s" in text
     _, lower = reseat(measured(40, 40, update=20), measured(40, 40, update=23), {SEQS: 512}, {SEQS: 64}, 0) or ("", {})
+    assert lower is None, "nor is training that is slower"
+
+
+def test_generation_that_is_slower_with_everything_else_is_the_hosts_doing():
+    own = measured(40, 40, update=20)
+    _, lower = reseat(own, measured(60, 60, update=30), {SEQS: 512}, {SEQS: 64}, 0) or ("", {})
+    assert lower is None
+    _, lower = reseat(own, measured(70, 70, update=30), {SEQS: 512}, {SEQS: 64}, 0) or ("", {})
     assert lower == {SEQS: 288}
 
 
