@@ -124,7 +124,7 @@ class StudyRun:
             self._sessions.expect(baseline.outcome, self._listener.said)
         self._say_how()
         if self._canary is not None and not self._stop.is_set():
-            self._sing(self._canary)
+            self._measure_canary(self._canary)
         self._search()
         verdict = self._verdict(self._confirm())
         return self._close("stopped" if self.stopped else "finished", verdict)
@@ -138,7 +138,7 @@ class StudyRun:
         launched = self._launch(proposal.point, TrialKind.BASELINE, proposal.origin, proposal)
         return launched if launched.state is TrialState.MEASURED else None
 
-    def _sing(self, canary: Canary) -> None:
+    def _measure_canary(self, canary: Canary) -> None:
         """Measures the canary's pairs: all in one session where the best setting can be had in one, so that launches and
         their differences play no part; else each in a launch of its own."""
         own = self._prepared.space.baseline
