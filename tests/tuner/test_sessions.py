@@ -119,7 +119,7 @@ def test_a_session_that_dies_loses_the_running_point_alone(study):
 def test_points_that_would_not_fit_on_several_gpus_cost_no_session(study, tmp_path):
     """A micro-batch of 32 takes 118 GiB of 80. It is no Point that failed: the search neither ends for it nor learns a bound."""
     (tmp_path / "s.yaml").write_text(SPACE.replace("[2, 4, 8, 16]", "[2, 4, 32]"))
-    shown = study(session_device="80")
+    shown = study()
     refused = [trial for trial in of_kind(shown, "search") if trial["state"] == "infeasible"]
     assert refused
     assert all(trial["failure"]["evidence"].endswith("not tried") for trial in refused)
