@@ -187,10 +187,10 @@ def found_values(session: Stand, found: Measurement) -> dict[str, KnobValue]:
 
 def test_memory_is_that_of_the_worst_rank_and_gradients_are_kept_per_mini_batch(stand):
     found = stand().measure("micro", ACTOR_MICRO_BATCH=8)
-    assert found.memory_gb == 47.0
+    assert found.memory_gb == pytest.approx(44.58, abs=0.01)
     metrics = found.steps[-1].metrics
     assert (metrics["session/actor/loss/0"], metrics["session/actor/loss/1"]) == (0.25, 0.5)
-    assert metrics["session/memory_gb/3"] == 43.0
+    assert metrics["session/memory_gb/3"] == pytest.approx(found.memory_gb - 3 / 1024)
 
 
 def test_a_probe_is_made_once_for_all_points_that_share_it(stand):
@@ -235,7 +235,7 @@ def test_a_session_that_computes_something_else_after_a_failure_is_started_again
 
 
 def test_on_several_ranks_a_point_that_fails_ends_the_session_and_the_next_one_is_measured_in_another(stand):
-    session = stand()
+    session = stand(session_device="0")
     base = session.measure("base")
     assert session.fails("huge", ACTOR_MICRO_BATCH=64).failure_class is FailureClass.OOM_GPU
     assert session.processes() == []
@@ -262,7 +262,7 @@ def test_an_error_of_another_kind_does_not_end_the_job_as_fast(stand):
 
 
 def test_a_point_that_would_not_fit_is_not_tried_where_it_would_end_the_session(stand):
-    session = stand(session_device="80")
+    session = stand()
     base = session.measure("base")
     failure = session.fails("huge", ACTOR_MICRO_BATCH=64)
     assert (failure.failure_class, failure.phase) == (FailureClass.OOM_GPU, Phase.UPDATE_ACTOR)
@@ -273,7 +273,7 @@ def test_a_point_that_would_not_fit_is_not_tried_where_it_would_end_the_session(
 
 def test_a_point_is_tried_once_smaller_ones_have_shown_that_it_fits(stand):
     """16 trajectories take 69 GiB of 80. From the user's 2 alone nobody knows; 4 and 8 show the slope."""
-    session = stand(session_device="80")
+    session = stand()
     assert session.fails("at-once", ACTOR_MICRO_BATCH=16).not_tried
     session.measure("four", ACTOR_MICRO_BATCH=4)
     session.measure("eight", ACTOR_MICRO_BATCH=8)
@@ -281,20 +281,20 @@ def test_a_point_is_tried_once_smaller_ones_have_shown_that_it_fits(stand):
 
 
 def test_a_phase_with_log_probs_alone_counts_as_well(stand):
-    session = stand(session_device="80")
+    session = stand()
     failure = session.fails("log-probs", LOG_PROB_MICRO_BATCH=64)
     assert (failure.phase, failure.not_tried) == (Phase.OLD_LOG_PROB, True)
 
 
 def test_on_one_rank_a_point_that_may_not_fit_is_tried(stand):
-    session = stand(gpus=1, session_device="80")
+    session = stand(gpus=1)
     failure = session.fails("huge", ACTOR_MICRO_BATCH=64)
     assert failure.failure_class is FailureClass.OOM_GPU
     assert not failure.not_tried
 
 
 def test_where_no_device_is_known_no_point_is_refused_for_its_memory(stand):
-    assert not stand().fails("huge", ACTOR_MICRO_BATCH=64).not_tried
+    assert not stand(session_device="0").fails("huge", ACTOR_MICRO_BATCH=64).not_tried
 
 
 def test_a_session_that_is_killed_in_mid_point_loses_that_point_alone(stand):

@@ -76,8 +76,11 @@ def test_a_session_measures_the_users_command_at_its_start_and_at_its_end(study)
 
 
 def test_gains_of_a_session_are_against_the_users_command_in_that_session(study, tmp_path):
-    """On a host that is slower while the session runs, every figure in it is lower, and no gain is."""
+    """On a host that is slower while the session runs, every figure in it is lower, and no gain is. The engine has the user's own
+    limits, so that no smaller ones are tried."""
+    (tmp_path / "s.yaml").write_text("\n".join(line for line in SPACE.splitlines() if keys.MAX_NUM_SEQS not in line))
     shown = study(session_slower="1:1.5")
+    assert "goes on" in shown["said"]
     best = shown["verdict"]["best_number"]
     store = Store.open(f"sqlite:///{tmp_path}/trials.db")
     trials = store.trials(store.study("one").id)
@@ -119,7 +122,7 @@ def test_a_session_that_dies_loses_the_running_point_alone(study):
 def test_points_that_would_not_fit_on_several_gpus_cost_no_session(study, tmp_path):
     """A micro-batch of 32 takes 118 GiB of 80. It is no Point that failed: the search neither ends for it nor learns a bound."""
     (tmp_path / "s.yaml").write_text(SPACE.replace("[2, 4, 8, 16]", "[2, 4, 32]"))
-    shown = study(session_device="80")
+    shown = study()
     refused = [trial for trial in of_kind(shown, "search") if trial["state"] == "infeasible"]
     assert refused
     assert all(trial["failure"]["evidence"].endswith("not tried") for trial in refused)

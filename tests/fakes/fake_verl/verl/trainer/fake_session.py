@@ -10,8 +10,7 @@ What it does wrong on purpose:
     FAKE_VERL_SESSION_COLOCATED=1 has a reward model on its own GPUs, whose scores cannot be replayed
     FAKE_VERL_SESSION_CROWDED=f   generates slower the further its engine's max_num_seqs is above the one in effect: (ratio − 1) · f
     FAKE_VERL_SESSION_RANK_OOM=n  runs out of memory on rank 1 alone in its n-th order, and never answers it
-What it tells only when asked for:
-    FAKE_VERL_SESSION_DEVICE=g    has GPUs of g GiB, of which training takes what its micro-batches need
+    FAKE_VERL_SESSION_DEVICE=0    does not tell how large its GPUs are
 """
 
 import os
@@ -61,12 +60,10 @@ def applied(c, settings):
 
 
 def told_memory(now, gpus, held):
-    """What each rank tells of its memory: made up, or where it has a device, as the double's arithmetic has it."""
-    if not wrong("DEVICE"):
-        return [{"rank": rank, "reserved_bytes": (40 + rank) << 30} for rank in range(gpus)], []
+    """What each rank tells of its memory, and of its GPU. Rank 0 takes most."""
     taken = int((20 + max(held(now).values())) * (1 << 30))
     workers = [{"rank": rank, "reserved_bytes": taken - (rank << 20), "held_bytes": 10 << 30} for rank in range(gpus)]
-    device = {"device_bytes": int(wrong("DEVICE")) << 30, "outside_bytes": 2 << 30}
+    device = {} if wrong("DEVICE") == "0" else {"device_bytes": MEMORY, "outside_bytes": 2 << 30}
     return workers, [device] * gpus
 
 
