@@ -18,7 +18,7 @@ from autotune.dashboard import pages, pasted, schedules, templating
 from autotune.dashboard.security import LOOPBACK, Guard, api_problem
 from autotune.dashboard.tokens import digest
 from autotune.store import queries
-from autotune.store.records import own_command
+from autotune.store.records import gains_of, own_command
 from autotune.store.store import Store
 
 ASSETS = frozenset(
@@ -196,7 +196,7 @@ def _table(store: Store, study_id: int, asked: Asked) -> dict[str, Any]:
     )
     levels = queries.levels(store, study_id)
     shown = {"sort": asked.sort, "descending": asked.descending, "state": asked.state, "q": text}
-    return {"table": rows, "asked": shown, "own": own_command(levels), "gains": pages.gains_of(rows.rows, levels)}
+    return {"table": rows, "asked": shown, "own": own_command(levels), "gains": gains_of(rows.rows, levels)}
 
 
 def _stream(lines: AsyncIterator[str]) -> StreamingResponse:

@@ -19,7 +19,7 @@ from autotune.dashboard.analysis import (
 )
 from autotune.redaction import redact
 from autotune.store.queries import TrialSummary
-from autotune.store.records import gain_of, own_command
+from autotune.store.records import gains_of, own_command
 from autotune.store.schedules import NightRecord
 from autotune.tuner import wording
 from autotune.values import KnobValue, Point, StepRecord, TrialState
@@ -179,8 +179,8 @@ def _study(line: MeasuredNight) -> str | None:
 def told(trials: Sequence[TrialSummary]) -> dict[int, str]:
     """What hovering over each trial shows, by its number; several pictures share it."""
     baseline = own_command(trials)
-    levels = levels_of(trials)
-    return {trial.number: _told(trial, baseline, gain_of(trial, levels)) for trial in trials}
+    gains = gains_of(trials, levels_of(trials))
+    return {trial.number: _told(trial, baseline, gains[trial.number]) for trial in trials}
 
 
 def best_figure(

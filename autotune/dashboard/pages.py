@@ -26,7 +26,7 @@ from autotune.dashboard.tokens import digest
 from autotune.launch.best_script import Script, best_script, secrets_of
 from autotune.store import queries
 from autotune.store.queries import Night, Page, StudySummary, TrialSummary, WorkloadSummary
-from autotune.store.records import Compared, StudyRecord, TrialRecord, gain_of, own_command
+from autotune.store.records import StudyRecord, TrialRecord, gain_of, gains_of, own_command
 from autotune.store.schedules import NightRecord, night_of_study
 from autotune.store.store import Store
 from autotune.tuner.lease import interrupted
@@ -128,18 +128,13 @@ def _running(store: Store, study: StudySummary) -> Running:
 
 def fastest(trials: Sequence[TrialSummary]) -> tuple[TrialSummary | None, float | None]:
     """The trial with the highest gain over the user's own command, and that gain; nothing where none was faster."""
-    levels = levels_of(trials)
+    gains = gains_of(trials, levels_of(trials))
     best: tuple[TrialSummary | None, float | None] = (None, None)
     for trial in trials:
-        gain = gain_of(trial, levels) if trial.state is TrialState.MEASURED else None
+        gain = gains[trial.number] if trial.state is TrialState.MEASURED else None
         if gain is not None and gain > (best[1] or 0.0):
             best = (trial, gain)
     return best
-
-
-def gains_of(rows: Sequence[TrialSummary], levels: Sequence[Compared]) -> dict[int, float | None]:
-    """The gain of each trial by its number."""
-    return {row.number: gain_of(row, levels) for row in rows}
 
 
 def may_change(state: str, updated: datetime) -> bool:

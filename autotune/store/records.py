@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from autotune.values import AutotuneError, Point, TrialKind, TrialState
 
@@ -143,41 +144,62 @@ def gain_of(trial: Compared, trials: Sequence[Compared]) -> float | None:
     Args:
         trials: of the same study; of those, the user's own command and what sessions measured of it are enough.
     """
-    own = own_command(trials)
+    return gains_of([trial], trials)[trial.number]
+
+
+def gains_of(compared: Sequence[Compared], trials: Sequence[Compared]) -> dict[int, float | None]:
+    """`gain_of` for many trials of one study, by number."""
+    own, visits = own_command(trials), Visits(trials)
+    return {trial.number: _gain(trial, own, visits) for trial in compared}
+
+
+def _gain(trial: Compared, own: Compared | None, visits: Visits[Compared]) -> float | None:
     if own is None or trial.number == own.number or not trial.throughput or trial.kind is TrialKind.ANCHOR:
         return None
-    levels = (
-        [own.throughput] if trial.session is None else [other.throughput for other in anchors_around(trial, trials)]
-    )
+    levels = [own.throughput] if trial.session is None else [other.throughput for other in visits.around(trial)]
     known = [level for level in levels if level]
     return trial.throughput / (sum(known) / len(known)) - 1 if known else None
 
 
+class Visits(Generic[_Trial]):
+    """What sessions measured of the user's own command, ready to be asked for each of their trials."""
+
+    def __init__(self, trials: Sequence[_Trial]) -> None:
+        """
+        Args:
+            trials: of one study, all visits among them.
+        """
+        self._numbers: dict[str, list[int]] = {}
+        self._visits: dict[tuple[str, str | None], list[_Trial]] = {}
+        for trial in sorted(trials, key=lambda trial: trial.number):
+            if trial.kind is TrialKind.ANCHOR and trial.session is not None:
+                self._numbers.setdefault(trial.session, []).append(trial.number)
+                self._visits.setdefault((trial.session, trial.source), []).append(trial)
+
+    def around(self, trial: Compared) -> list[_Trial]:
+        """The visits that a trial's session made last before the trial and first after it, measured in the same way; one where
+        the session made none on the other side, none for a launch of its own.
+
+        A visit is stored behind the trial in whose order it was made, although it was made before that trial's own Point. Only
+        the one that ends a session comes after the Point that it is stored behind.
+        """
+        if trial.session is None:
+            return []
+        visits = self._visits.get((trial.session, trial.source), [])
+        place = bisect_left(visits, trial.number, key=lambda visit: visit.number)
+        after = bisect_right(visits, trial.number, key=lambda visit: visit.number)
+        left = len(visits) - after
+        if left > 0 and (left > 1 or place == 0) and self._stored_behind(trial, visits[after]):
+            place, after = after + 1, after + 1
+        return [*visits[max(0, place - 1) : place], *visits[after : after + 1]]
+
+    def _stored_behind(self, trial: Compared, visit: Compared) -> bool:
+        """Whether nothing but visits was stored between the two."""
+        numbers = self._numbers[trial.session or ""]
+        between = bisect_left(numbers, visit.number) - bisect_right(numbers, trial.number)
+        return between == visit.number - trial.number - 1
+
+
 def anchors_around(trial: Compared, trials: Sequence[_Trial]) -> list[_Trial]:
-    """The visits to the user's own command that a trial's session made last before the trial and first after it, measured in
-    the same way; one where the session made none on the other side, none for a launch of its own.
-
-    A visit is stored behind the trial in whose order it was made, although it was made before that trial's own Point. Only
-    the one that ends a session comes after the Point that it is stored behind.
-
-    Args:
-        trials: of the same study, all visits among them.
-    """
-    if trial.session is None:
-        return []
-    inside = sorted(
-        (other for other in trials if other.kind is TrialKind.ANCHOR and other.session == trial.session),
-        key=lambda anchor: anchor.number,
-    )
-    visits = [anchor for anchor in inside if anchor.source == trial.source]
-    before = [anchor for anchor in visits if anchor.number < trial.number]
-    after = [anchor for anchor in visits if anchor.number > trial.number]
-    if after and (len(after) > 1 or not before) and _stored_behind(trial, after[0], inside):
-        before, after = after[:1], after[1:]
-    return before[-1:] + after[:1]
-
-
-def _stored_behind(trial: Compared, anchor: Compared, anchors: Sequence[Compared]) -> bool:
-    """Whether nothing but anchors was stored between the two."""
-    between = sum(trial.number < other.number < anchor.number for other in anchors)
-    return between == anchor.number - trial.number - 1
+    """`Visits.around` for one trial."""
+    return Visits(trials).around(trial)
