@@ -11,6 +11,7 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
+from autotune.measure.gpu_lease import FOLDER_VARIABLE
 from autotune.measure.runner import StepPlan
 from autotune.service.control import run_now
 from autotune.service.daemon import Daemon
@@ -82,7 +83,9 @@ class Node:
     def env(self, **faults: str) -> dict[str, str]:
         """Environment of the processes of nights."""
         env = environment(**faults)
-        return {**env, "PYTHONPATH": f"{ROOT}{os.pathsep}{env['PYTHONPATH']}"}
+        # Leases of its own: whoever else measures on this host is nothing to these tests.
+        leases = str(self.folder / "leases")
+        return {**env, "PYTHONPATH": f"{ROOT}{os.pathsep}{env['PYTHONPATH']}", FOLDER_VARIABLE: leases}
 
     def ask(self, schedule: ScheduleRecord, *, seconds: float = 3600.0) -> NightRecord:
         """A night that is due now."""

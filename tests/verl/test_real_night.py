@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 
+from autotune.measure.gpu_lease import FOLDER_VARIABLE
 from autotune.service.control import run_now
 from autotune.service.registration import hash_of
 from autotune.service.timing import Timetable
@@ -91,7 +92,12 @@ def test_a_night_of_real_verl_measures_both_settings_raises_the_alarm_searches_a
     )  # fmt: skip
     plant(store, schedule.id, own, script_hash)
 
-    env = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2]), "AUTOTUNE_NOTIFY": address}
+    env = {
+        **os.environ,
+        "PYTHONPATH": str(Path(__file__).resolve().parents[2]),
+        "AUTOTUNE_NOTIFY": address,
+        FOLDER_VARIABLE: str(tmp_path / "leases"),
+    }
     service = Service(tmp_path, storage, env)
     port = service.port()
     night = run_now(store, schedules.schedule(store, "demo"), datetime.now(timezone.utc), length=timedelta(hours=1))
