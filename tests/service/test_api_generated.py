@@ -29,6 +29,7 @@ from tests.service.registered import NOW, add_night, register
 from tests.service.test_api import BEARER, SECRET, rows
 from tests.studies import finished_study
 
+pytestmark = pytest.mark.slow
 EXAMPLES = 25
 """For each operation and each kind of request."""
 CHECKS = [

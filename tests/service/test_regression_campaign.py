@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 from benchmarks.nights import campaign, season
+
+pytestmark = pytest.mark.slow
 
 
 def test_a_phase_that_is_slower_by_six_per_cent_is_found_and_named_and_clean_nights_are_quiet():
