@@ -34,6 +34,8 @@ from autotune.verl.loads import DeviceMemory, Loads, Peak, loads_of
 
 GRADIENT_TOLERANCE = 1e-5
 """Absolute in the loss, relative in the gradient norm: what a session that took no harm repeats on frozen work."""
+MOST_HALVINGS = 6
+"""How small a part of a Point's batch is tried at least before its memory is predicted: one in sixty-four."""
 NOISE_FACTOR = 3.0
 """Times the spread that repetitions had when nothing was wrong. On a GPU sums are made in any order: on an H200 in bf16 the
 loss came back to the last digit and the gradient norm to 5e-4 (docs/benchmarks.md)."""
@@ -186,6 +188,33 @@ class Bench:
         """Tokens by phase that training at a Point holds at once; empty where that cannot be told."""
         settings = self._settings(setting)
         return {} if isinstance(settings, Failure) else self._loads(setting.config, settings)
+
+    def approach(self, setting: Setting, baseline: Setting, phase: str, fits: Callable[[Loads], bool]) -> bool:
+        """Takes one frozen step in which one phase alone has half of what a Point wants, or a quarter, as much as `fits`: how
+        memory grows there is then known, and need not be guessed from the baseline. It counts for nothing else.
+
+        Returns:
+            Whether something was learnt.
+        """
+        wanted, own = self._settings(setting), self._settings(baseline)
+        if isinstance(wanted, Failure) or isinstance(own, Failure) or phase not in wanted["phases"]:
+            return False
+        before = self._loads(baseline.config, own)
+        for halvings in range(1, MOST_HALVINGS + 1):
+            batching = part_of(wanted["phases"][phase], 2**halvings, longest=max(self._lengths, default=0))
+            if batching is None:
+                return False
+            settings = {**own, "phases": {**own["phases"], phase: batching}}
+            loads = self._loads(baseline.config, settings)
+            if phase not in loads or phase not in before or loads[phase].least <= before[phase].least:
+                return False
+            if not any(peak.loads == loads for peak in self.peaks) and fits(loads):
+                seen = self.session.step(FROZEN, settings, stopped=self._stop_now)
+                if not isinstance(seen, SessionStep):
+                    return False
+                self._remember(baseline.config, settings, FROZEN, seen)
+                return True
+        return False
 
     def _loads(self, config: FlatConfig, settings: Mapping[str, Any]) -> Loads:
         return loads_of(settings["phases"], self._lengths, config, self._world_size)
@@ -360,6 +389,21 @@ def reward_echo(seen: SessionStep) -> dict[str, KnobValue]:
     if seen.reward_called_because is not None:
         told["reward.called_because"] = seen.reward_called_because
     return told
+
+
+def part_of(batching: Mapping[str, Any], share: int, *, longest: int) -> dict[str, Any] | None:
+    """How a phase is batched with a part of the tokens at once; None: it cannot be divided so far.
+
+    Args:
+        longest: tokens of the longest trajectory, which has to fit into a token budget.
+    """
+    name = "max_token_len_per_gpu" if batching.get("use_dynamic_bsz") else "micro_batch_size_per_gpu"
+    whole = batching.get(name)
+    if not whole or (name == "micro_batch_size_per_gpu" and whole % share):
+        return None
+    if batching.get("use_dynamic_bsz") and whole // share < longest:
+        return None
+    return {**batching, name: whole // share}
 
 
 def _part(point: Point, known: frozenset[str]) -> _Part:

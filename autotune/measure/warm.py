@@ -226,10 +226,23 @@ class WarmRunner(Runner):
         return found
 
     def _too_large(self, bench: Bench, point: Point) -> Failure | None:
-        """Why the Point is not tried: it would take the session with it."""
-        if self._predicted_oom is None or self._job.world_size == 1 or bench.device is None:
+        """Why the Point is not tried: it would take the session with it.
+
+        A prediction from the baseline alone is a guess, and the better a Point is the farther it lies from the baseline. Where
+        it speaks against one, smaller batches are tried first, as large as may be, so that it becomes knowledge.
+        """
+        rule, device = self._predicted_oom, bench.device
+        if rule is None or self._job.world_size == 1 or device is None:
             return None
-        return self._predicted_oom(bench.loads(self._setting(point)), bench.peaks, bench.device)
+        setting, baseline = self._setting(point), self._setting(self._baseline)
+        while True:
+            failure = rule(bench.loads(setting), bench.peaks, device)
+            if failure is None or self._stopping():
+                return failure
+            if not bench.approach(
+                setting, baseline, failure.phase.value, lambda loads: rule(loads, bench.peaks, device) is None
+            ):
+                return failure
 
     def _ready(self, order: Order, watch: Callable[[Event], None]) -> Measurement | Failure | None:
         """Sees to a session that measures as it did at its start.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from autotune.measure.bench import repeated, same_gradient
+from autotune.measure.bench import part_of, repeated, same_gradient
 from autotune.measure.composed import composed
 from autotune.values import StepRecord
 
@@ -100,3 +100,19 @@ def test_what_came_back_exactly_has_to_do_so_again():
     exact = [gradient(0.1), gradient(0.1)]
     assert repeated(exact, gradient(0.1))
     assert not repeated(exact, gradient(0.1, norm=1 + 1e-4))
+
+
+@pytest.mark.parametrize(
+    ("batching", "share", "longest", "part"),
+    [
+        ({"use_dynamic_bsz": False, "micro_batch_size_per_gpu": 16}, 4, 9000, {"micro_batch_size_per_gpu": 4}),
+        ({"use_dynamic_bsz": False, "micro_batch_size_per_gpu": 12}, 8, 100, None),
+        ({"use_dynamic_bsz": True, "max_token_len_per_gpu": 16384}, 4, 2048, {"max_token_len_per_gpu": 4096}),
+        ({"use_dynamic_bsz": True, "max_token_len_per_gpu": 16384}, 16, 2048, None),
+        ({"use_dynamic_bsz": True}, 2, 100, None),
+        ({"use_dynamic_bsz": False, "micro_batch_size_per_gpu": None}, 2, 100, None),
+    ],
+)
+def test_a_part_of_a_batch_divides_it_and_holds_the_longest_trajectory(batching, share, longest, part):
+    found = part_of(batching, share, longest=longest)
+    assert found == (None if part is None else {**batching, **part})

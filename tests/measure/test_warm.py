@@ -272,12 +272,15 @@ def test_a_point_that_would_not_fit_is_not_tried_where_it_would_end_the_session(
 
 
 def test_a_point_is_tried_once_smaller_ones_have_shown_that_it_fits(stand):
-    """16 trajectories take 69 GiB of 80. From the user's 2 alone nobody knows; 4 and 8 show the slope."""
+    """16 trajectories take 69 GiB of 80. From the user's 2 alone nobody knows; a step with 8 and one with 4 show the slope."""
     session = stand()
-    assert session.fails("at-once", ACTOR_MICRO_BATCH=16).not_tried
-    session.measure("four", ACTOR_MICRO_BATCH=4)
-    session.measure("eight", ACTOR_MICRO_BATCH=8)
-    assert session.measure("sixteen", ACTOR_MICRO_BATCH=16).memory_gb == pytest.approx(69.2, rel=0.01)
+    base = session.measure("base")
+    found = session.measure("at-once", ACTOR_MICRO_BATCH=16)
+    assert found.memory_gb == pytest.approx(69.2, rel=0.01)
+    assert found.session == base.session
+    failure = session.fails("twice-that", ACTOR_MICRO_BATCH=32)
+    assert failure.not_tried, "118 GiB"
+    assert session.measure("four", ACTOR_MICRO_BATCH=4).session == base.session
 
 
 def test_a_phase_with_log_probs_alone_counts_as_well(stand):
