@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import socket
 from datetime import datetime, timedelta, timezone
 from typing import Any
@@ -82,3 +83,8 @@ def add_night(
     if state is not NightState.RUNNING:
         schedules.end_night(store, night, state, reason, lease=lease)
     return night
+
+
+def heed_interrupts() -> None:
+    """For a child that SIGINT is to end, also where the tests were started with that signal ignored (nohup, a background job)."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)

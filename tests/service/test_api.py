@@ -30,7 +30,7 @@ from autotune.store.schedules import NightState
 from autotune.store.store import Store
 from autotune.store.trouble import StoreTrouble, TroubleKind
 from autotune.values import Point
-from tests.service.registered import NOW, add_night, register, verdict
+from tests.service.registered import NOW, add_night, heed_interrupts, register, verdict
 from tests.studies import add_study, add_trial, finished_study, measurement
 from tests.studies import verdict as study_verdict
 
@@ -347,7 +347,9 @@ def test_the_process_of_a_night_is_asked_to_end(store, client):
     schedule = register(store)
     night = add_night(store, schedule, state=NightState.DUE)
     worker = subprocess.Popen(
-        [sys.executable, "-c", "import time; print(flush=True); time.sleep(60)"], stdout=subprocess.PIPE
+        [sys.executable, "-c", "import time; print(flush=True); time.sleep(60)"],
+        stdout=subprocess.PIPE,
+        preexec_fn=heed_interrupts,
     )
     try:
         assert worker.stdout is not None

@@ -21,6 +21,7 @@ from autotune.store.records import Lease, WrongTransition
 from autotune.store.schedules import NIGHT_TRANSITIONS, NightRecord, NightState, ScheduleRecord
 from autotune.store.store import Store
 from autotune.values import BadInput
+from tests.service.registered import heed_interrupts
 
 NOW = datetime(2026, 11, 30, 1, tzinfo=timezone.utc)
 UNTIL = NOW + timedelta(hours=4)
@@ -259,7 +260,7 @@ def test_a_night_that_has_not_begun_is_stopped_in_the_store(store: Store, schedu
 
 
 def test_a_night_that_runs_is_asked_to_stop(store: Store, schedule: ScheduleRecord) -> None:
-    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], preexec_fn=heed_interrupts)
     try:
         night_id = planned(store, schedule)
         schedules.take_night(store, night_id, lease("one", pid=child.pid), instead_of=None)
@@ -284,7 +285,7 @@ def test_a_night_that_begins_in_the_moment_of_the_stop_is_signalled_not_forgotte
 ) -> None:
     night_id = planned(store, schedule)
     due = found(store, night_id)
-    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], preexec_fn=heed_interrupts)
     try:
         schedules.take_night(store, night_id, lease("one", pid=child.pid), instead_of=None)
         seen = [due]
