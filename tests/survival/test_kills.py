@@ -157,6 +157,7 @@ class Campaign:
         store.close()
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_whatever_is_killed_the_study_goes_on_to_its_end_and_nothing_is_left(tmp_path, request):
     kills = request.config.getoption("--kills") or KILLS
