@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -11,6 +12,19 @@ from autotune.measure.runner import StepPlan
 from autotune.tuner.request import Objective, RewardCalls, RunnerName, SamplerName
 from autotune.values import BadInput
 from autotune.verl.knobs import Safety
+
+PORT = 8500
+"""Where the pages are unless something else is asked for."""
+HostOption = Annotated[str, typer.Option(help="Address to listen on.")]
+PortOption = Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0: any free one.")]
+AllowHostOption = Annotated[
+    list[str] | None, typer.Option(help="A further name under which it answers.", show_default="none")
+]
+BehindProxyOption = Annotated[
+    bool, typer.Option("--behind-proxy", help="A proxy in front of it speaks TLS and knows who may ask.")
+]
+TlsCertOption = Annotated[Path | None, typer.Option(help="Certificate chain (PEM).", show_default="none")]
+TlsKeyOption = Annotated[Path | None, typer.Option(help="Private key (PEM).", show_default="none")]
 
 GpusOption = Annotated[
     int | None,

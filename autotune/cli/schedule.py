@@ -38,7 +38,6 @@ from autotune.tuner import wording as words
 from autotune.tuner.request import Objective, RewardCalls, RunnerName, RunRequest, SamplerName
 from autotune.values import AutotuneError, BadInput
 
-PORT = 8500
 LONGEST_NIGHT = timedelta(days=7)
 SHOWN_RUNS, SHOWN_NIGHTS = 3, 5
 
@@ -402,16 +401,12 @@ def export(
     systemd: Annotated[bool, typer.Option("--systemd", help="Write a systemd unit for autotune serve.")] = False,
     user: Annotated[bool, typer.Option("--user", help="A unit for systemctl --user, without root.")] = False,
     storage: StorageOption = DEFAULT_STORAGE,
-    port: Annotated[int, typer.Option(min=1, max=65535, help="Port of the dashboard and the API.")] = PORT,
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port of the dashboard and the API.")] = options.PORT,
     host: Annotated[str | None, typer.Option(help="Address to listen on.", show_default="127.0.0.1")] = None,
-    allow_host: Annotated[
-        list[str] | None, typer.Option(help="A further name under which the service answers.", show_default="none")
-    ] = None,
-    behind_proxy: Annotated[
-        bool, typer.Option("--behind-proxy", help="A proxy in front of it speaks TLS and knows who may ask.")
-    ] = False,
-    tls_cert: Annotated[Path | None, typer.Option(help="Certificate chain (PEM).", show_default="none")] = None,
-    tls_key: Annotated[Path | None, typer.Option(help="Private key (PEM).", show_default="none")] = None,
+    allow_host: options.AllowHostOption = None,
+    behind_proxy: options.BehindProxyOption = False,
+    tls_cert: options.TlsCertOption = None,
+    tls_key: options.TlsKeyOption = None,
     out: Annotated[Path | None, typer.Option(help="File to write.", show_default="print it")] = None,
     as_json: options.JsonOption = False,
 ) -> None:

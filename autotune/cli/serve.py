@@ -11,7 +11,7 @@ import typer
 from rich.markup import escape
 
 from autotune.cli import console as terminal
-from autotune.cli.dashboard import PORT
+from autotune.cli import options
 from autotune.cli.storage import DEFAULT_STORAGE, absolute_storage
 from autotune.store.store import usable_url
 from autotune.values import AutotuneError, BadInput
@@ -19,16 +19,12 @@ from autotune.values import AutotuneError, BadInput
 
 def serve(
     storage: Annotated[str, typer.Option(help="Database URL of the schedules and their studies.")] = DEFAULT_STORAGE,
-    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0: any free one.")] = PORT,
-    allow_host: Annotated[
-        list[str] | None, typer.Option(help="A further name under which the service answers.", show_default="none")
-    ] = None,
-    behind_proxy: Annotated[
-        bool, typer.Option("--behind-proxy", help="A proxy in front of it speaks TLS and knows who may ask.")
-    ] = False,
-    tls_cert: Annotated[Path | None, typer.Option(help="Certificate chain (PEM).", show_default="none")] = None,
-    tls_key: Annotated[Path | None, typer.Option(help="Private key (PEM).", show_default="none")] = None,
+    host: options.HostOption = "127.0.0.1",
+    port: options.PortOption = options.PORT,
+    allow_host: options.AllowHostOption = None,
+    behind_proxy: options.BehindProxyOption = False,
+    tls_cert: options.TlsCertOption = None,
+    tls_key: options.TlsKeyOption = None,
     token_file: Annotated[
         Path | None, typer.Option(help="File with the API's token.", show_default="~/.config/autotune/token")
     ] = None,

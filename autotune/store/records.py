@@ -198,8 +198,3 @@ class Visits(Generic[_Trial]):
         numbers = self._numbers[trial.session or ""]
         between = bisect_left(numbers, visit.number) - bisect_right(numbers, trial.number)
         return between == visit.number - trial.number - 1
-
-
-def anchors_around(trial: Compared, trials: Sequence[_Trial]) -> list[_Trial]:
-    """`Visits.around` for one trial."""
-    return Visits(trials).around(trial)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from autotune.store.records import anchors_around, gain_of
+from autotune.store.records import Visits, gain_of
 from autotune.values import TrialKind, TrialState
 
 
@@ -39,7 +39,7 @@ class Study:
         return [self.trials[-2].number, self.trials[-1].number]
 
     def around(self, trial: Trial) -> list[int]:
-        return [anchor.number for anchor in anchors_around(trial, self.trials)]
+        return [anchor.number for anchor in Visits(self.trials).around(trial)]
 
     def gain(self, trial: Trial) -> float | None:
         return gain_of(trial, self.trials)
