@@ -203,6 +203,40 @@ class Failure:
 
 
 @dataclass(frozen=True, slots=True)
+class MemoryCheck:
+    """Whether a Point fits into its GPUs when every trajectory is as long as the job allows, as a session tried it: forward,
+    backward, optimiser step, and vLLM awake again behind it. Memory in bytes, on the fullest GPU."""
+
+    point: Point
+    session: str
+    tokens: int
+    """Of all trajectories of the step."""
+    peak: int | None
+    """Most that the trainer's allocator had reserved; None: it failed before that could be read."""
+    outside: int
+    """In use besides, while the trainer worked."""
+    device: int
+    failure: Failure | None = None
+    """Why the step could not be done, or was not tried; None: it was done."""
+
+    @property
+    def used(self) -> int | None:
+        """What was in use at most; None: not known."""
+        return None if self.peak is None else self.peak + self.outside
+
+    def to_json(self) -> dict[str, Any]:
+        """As in `verdict.memory` of the JSON of `autotune show`; memory in GiB."""
+        return {
+            "fits": self.failure is None,
+            "used": None if self.used is None else self.used / 2**30,
+            "device": self.device / 2**30,
+            "tokens": self.tokens,
+            "session": self.session,
+            "failure": None if self.failure is None else self.failure.to_json(),
+        }
+
+
+@dataclass(frozen=True, slots=True)
 class StepRecord:
     """One training step as verl reported it."""
 

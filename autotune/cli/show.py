@@ -55,6 +55,8 @@ def print_study(study: StudyRecord, trials: Sequence[TrialRecord]) -> None:
     parts = verdict.get("equivalent") or {}
     told = ", ".join(f"{name}: {wording.equivalence(parts.get(name))}" for name in ("config", "gradient", "trajectory"))
     console.print(f"Trains the same? {told}", style="dim")
+    if verdict:
+        console.print(wording.memory(verdict), style="dim")
     own = own_command(trials)
     best = next((t for t in trials if t.number == verdict.get("best_number")), None)
     for title, trial in (("your command", own), ("best", None if best == own else best)):

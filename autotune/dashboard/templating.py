@@ -44,6 +44,7 @@ def environment() -> Environment:
         settings=wording.changes,
         verdict=wording.verdict,
         equivalence=wording.equivalence,
+        memory=wording.memory,
         percent=_percent,
         figure=lambda figure: Markup(figure_json(figure)),
         moment=_moment,

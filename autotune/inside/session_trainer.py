@@ -6,6 +6,8 @@ so that each phase gets its own; generation limits go to a scheduler of ours (`a
 A *whole* step generates: the same prompts every time, with the lengths that the first step of the session had. A *frozen*
 step trains on the trajectories of that first step and generates nothing; the rewards are those of then. A *generation* step
 generates as a whole one and trains nothing; its rewards are called, or given back as recorded (`autotune.inside.rewards`).
+A
+*longest* step is a frozen one whose trajectories are stretched to the job's limits, for the memory that they take.
 The trajectories stay in this process' memory: nothing is unpickled from a folder, and nothing of them outlives the session. The learning rate is 0
 (the launch sets it), so that all steps start from the same weights, which are thrown away.
 """
@@ -29,8 +31,11 @@ from verl.utils.debug import marked_timer
 from autotune.inside import rewards, wire, worker_reports
 from autotune.inside.replay_loop import LENGTHS, NAME
 from autotune.inside.session import MODE
+from autotune.inside.stretched import NotStretchable, stretched
 
-WHOLE, FROZEN, GENERATION = "whole", "frozen", "generation"
+WHOLE, FROZEN, GENERATION, LONGEST = "whole", "frozen", "generation", "longest"
+HELD = (FROZEN, LONGEST)
+"""Work that generates nothing."""
 BATCHING = ("use_dynamic_bsz", "max_token_len_per_gpu", "micro_batch_size_per_gpu")
 """What a phase may be given; verl takes what is absent from its engine's configuration."""
 SINGLE_TURN = "single_turn_agent"
@@ -91,7 +96,8 @@ class SessionTrainer(PPOTrainerSync):  # type: ignore[misc]  # verl is not there
         super().__init__(config)
         self._held = _Held()
         self._order: dict[str, Any] = {"work": WHOLE, "settings": {}}
-        self._settings: dict[str, Any] | None = None
+        self._settings: tuple[dict[str, Any], bool] | None = None
+        """In effect, and for longest trajectories or not: peaks of memory are told apart by both."""
         self._usual_poll = getattr(self.replay_buffer, "poll_interval", None)
         self._usual_values: dict[str, Any] = {}
         self._phase = "gen"
@@ -146,7 +152,8 @@ class SessionTrainer(PPOTrainerSync):  # type: ignore[misc]  # verl is not there
             return
 
     def _apply(self, settings: dict[str, Any]) -> None:
-        if settings == self._settings:
+        wanted = (settings, self._order["work"] == LONGEST)
+        if wanted == self._settings:
             return
         self._settings = None  # what is half applied must be applied again
         self._engines(settings.get("engine") or {})
@@ -157,7 +164,7 @@ class SessionTrainer(PPOTrainerSync):  # type: ignore[misc]  # verl is not there
             self._usual_values.setdefault(key, OmegaConf.select(self.config, key))
             OmegaConf.update(self.config, key, value, force_add=False)
         ray.get([worker.__ray_call__.remote(worker_reports.begin_point) for worker in self.actor_rollout_wg.workers])
-        self._settings = settings
+        self._settings = wanted
 
     def _engines(self, limits: dict[str, Any] | None) -> list[dict[str, Any]]:
         """Sets the limits of every replica (None: only asks); what each says is in effect."""
@@ -186,13 +193,20 @@ class SessionTrainer(PPOTrainerSync):  # type: ignore[misc]  # verl is not there
                     "reward_called_because": self._why_called,
                     "poll_seconds": getattr(self.replay_buffer, "poll_interval", None),
                     "devices": self._devices or [],
-                    "sequence_lengths": [] if self._lengths_told else self._held.sequences(),
+                    "sequence_lengths": self._lengths(),
                 }
             )
             self._lengths_told = bool(self._held.tags)
         self._error = None
         self._updates = {}
         self._take_order()
+
+    def _lengths(self) -> list[int]:
+        """Tokens of the trajectories that are trained on: the held ones are told once."""
+        if self._order["work"] == LONGEST:
+            rollout = self.config.actor_rollout_ref.rollout
+            return [int(rollout.prompt_length + rollout.response_length)] * len(self._held.tags)
+        return [] if self._lengths_told else self._held.sequences()
 
     def _send(self, message: dict[str, Any]) -> None:
         assert self._wire is not None
@@ -260,7 +274,7 @@ class SessionTrainer(PPOTrainerSync):  # type: ignore[misc]  # verl is not there
             metrics["perf/total_num_tokens"] = sum(tag["seq_len"] for tag in batch.tags)
         else:
             super()._compute_metrics(batch, metrics, timing_raw, *args, **kwargs)
-        if self._error is None and self._order["work"] != FROZEN:
+        if self._error is None and self._order["work"] not in HELD:
             metrics.update(self._tell_rewards(batch.partition_id))
 
     def _tell_rewards(self, partition: str) -> dict[str, float]:
@@ -289,7 +303,7 @@ class SessionTrainer(PPOTrainerSync):  # type: ignore[misc]  # verl is not there
         if self._held.prompts is None:
             self._held.prompts = fetched
         self._why_called = None
-        if self._order["work"] == FROZEN:
+        if self._order["work"] in HELD:
             self._put_held(fetched)
         else:
             self._submit_batch_to_rollout(self._prompts(fetched))
@@ -331,6 +345,8 @@ class SessionTrainer(PPOTrainerSync):  # type: ignore[misc]  # verl is not there
             if self._digest != self._held.digest:
                 raise PointFailed("the frozen trajectories are not those that were recorded")
             self._look_around()
+        elif self._order["work"] == LONGEST:
+            self._digest = ""
         else:
             self._digest = ""
             self._generated = list(batch.keys)
@@ -382,20 +398,26 @@ class SessionTrainer(PPOTrainerSync):  # type: ignore[misc]  # verl is not there
         names = list(fetched["uid"])
         steps = {"global_steps": self.global_steps, "min_global_steps": self.global_steps - 1}
         steps["max_global_steps"] = steps["min_global_steps"]
-        fields = held.fields.copy()
+        fields, tags = held.fields.copy(), held.tags
+        if self._order["work"] == LONGEST:
+            rollout = self.config.actor_rollout_ref.rollout
+            try:
+                fields, tags = stretched(fields, tags, prompt=rollout.prompt_length, response=rollout.response_length)
+            except NotStretchable as problem:
+                raise PointFailed(str(problem)) from problem
         if "uid" in fields:
             tu.assign_non_tensor_stack(fields, "uid", [names[prompt] for prompt, _ in held.places])
         tq.kv_batch_put(
             keys=[f"{names[prompt]}_{rest}" for prompt, rest in held.places],
             fields=fields,
-            tags=[{**tag, **steps} for tag in held.tags],
+            tags=[{**tag, **steps} for tag in tags],
             partition_id="train",
         )
         done = {"is_prompt": True, "status": "finished", "global_steps": self.global_steps}
         tq.kv_batch_put(keys=names, partition_id="train", tags=[dict(done) for _ in names])
 
     def _compute_reward_colocate(self, batch: Any, metrics: Any = None) -> Any:
-        if self._order["work"] == FROZEN:
+        if self._order["work"] in HELD:
             return batch  # the held trajectories have their scores
         return super()._compute_reward_colocate(batch, metrics=metrics)
 

@@ -16,6 +16,7 @@ from autotune.measure.session import (
     GENERATION,
     INTERRUPTED,
     LIVE,
+    LONGEST,
     RECORD,
     REPLAY,
     WHOLE,
@@ -65,6 +66,22 @@ class _Probe:
     @property
     def counted(self) -> tuple[StepRecord, ...]:
         return tuple(step for step in self.steps if not step.settling and step.invalid is None)
+
+
+@dataclass(frozen=True, slots=True)
+class LongestStep:
+    """What training at some setting took with every trajectory as long as the job allows: forward, backward, optimiser step,
+    and vLLM awake again behind it."""
+
+    seconds: float
+    """Of the one step, which settles: for its cost, not for comparison."""
+    tokens: int
+    """Of all trajectories."""
+    peak: int
+    """Most bytes that a rank's allocator had reserved."""
+    device: DeviceMemory
+    loads: Loads
+    """Tokens by phase that this held at once."""
 
 
 class Bench:
@@ -215,6 +232,30 @@ class Bench:
                 self._remember(baseline.config, settings, FROZEN, seen)
                 return True
         return False
+
+    def longest_loads(self, setting: Setting) -> Loads:
+        """As `loads`, with every trajectory as long as the job allows; empty where the limits are not known."""
+        settings = self._settings(setting)
+        prompt, response = integer(setting.config, keys.MAX_PROMPT), integer(setting.config, keys.MAX_RESPONSE)
+        if isinstance(settings, Failure) or prompt is None or response is None:
+            return {}
+        lengths = [prompt + response] * len(self._lengths)
+        return loads_of(settings["phases"], lengths, setting.config, self._world_size)
+
+    def longest(self, setting: Setting) -> LongestStep | StepFailed | None:
+        """Trains once with every trajectory as long as the job allows; None: it did, and nothing told how much memory."""
+        settings = self._settings(setting)
+        if isinstance(settings, Failure):
+            return StepFailed(settings, survived=True)
+        seen = self.session.step(LONGEST, settings, stopped=self._stop_now)
+        if isinstance(seen, StepFailed):
+            return seen
+        self.device = seen.device or self.device
+        if seen.peak_bytes is None or self.device is None:
+            return None
+        loads = loads_of(settings["phases"], seen.lengths, setting.config, self._world_size)
+        self.peaks.append(Peak(loads, seen.peak_bytes))
+        return LongestStep(seen.record.seconds, sum(seen.lengths), seen.peak_bytes, self.device, loads)
 
     def _loads(self, config: FlatConfig, settings: Mapping[str, Any]) -> Loads:
         return loads_of(settings["phases"], self._lengths, config, self._world_size)

@@ -23,12 +23,14 @@ from autotune.verl.live import EngineSeat
 from autotune.verl.loads import DeviceMemory
 from autotune.verl.metrics import finite_numbers, step_record
 
-Work: TypeAlias = Literal["whole", "frozen", "generation"]
+Work: TypeAlias = Literal["whole", "frozen", "generation", "longest"]
 WHOLE: Work = "whole"
 FROZEN: Work = "frozen"
 """Training alone, on the trajectories of the session's first step."""
 GENERATION: Work = "generation"
 """Generation alone."""
+LONGEST: Work = "longest"
+"""Training alone, on those trajectories made as long as the job allows: for its memory, never for its seconds."""
 Reward: TypeAlias = Literal["live", "replay", "record"]
 LIVE: Reward = "live"
 """The user's reward is called."""
@@ -64,7 +66,8 @@ class SessionStep:
     device: DeviceMemory | None = None
     """The tightest GPU; None: not known yet, or no GPU."""
     lengths: tuple[int, ...] = ()
-    """Tokens of every trajectory that frozen steps train on; told once, with the step that made them."""
+    """Tokens of every trajectory that frozen steps train on, told once, with the step that made them; of a longest step, its
+    own."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,11 +11,11 @@ from pathlib import Path
 from statistics import fmean
 from typing import TypeAlias
 
-from autotune.measure.bench import Bench, Setting
+from autotune.measure.bench import Bench, LongestStep, Setting
 from autotune.measure.cold import ColdJob
 from autotune.measure.runner import Event, Limits, Order, Outcome, Runner, StageSeen, StepPlan
 from autotune.measure.session import FROZEN, GENERATION, INTERRUPTED, REPLAY, WHOLE, Reward, Session, StepFailed
-from autotune.values import Failure, FailureClass, Measurement, Point
+from autotune.values import Failure, FailureClass, Measurement, MemoryCheck, Point
 from autotune.verl import keys
 from autotune.verl.config import FlatConfig, integer
 from autotune.verl.knobs import Knob
@@ -191,11 +191,43 @@ class WarmRunner(Runner):
             self._end_session()
         return self._cold.measure(order, watch) if outcome is None else outcome
 
-    def retire(self, plan: StepPlan) -> None:
-        """Ends the session, after a last visit to the baseline if Points were measured since the one before."""
+    def revisit(self, plan: StepPlan) -> None:
+        """Measures the baseline again if Points were measured since it was last."""
         if self._bench is not None and self._since_baseline and not self._stopping():
             self._visit(plan, None)
+
+    def retire(self, plan: StepPlan) -> None:
+        """Ends the session, after a last visit to the baseline."""
+        self.revisit(plan)
         self._end_session()
+
+    def longest(self, point: Point) -> MemoryCheck | None:
+        """Trains once at a Point with every trajectory as long as the job allows, in the session that is running: whether it
+        fits into the GPUs then, too. On several ranks, one that does not fit ends the session.
+
+        Returns:
+            None: no session is running, or not one for this Point; or it does not tell how much memory it takes; or the user
+            wants an end.
+        """
+        bench = self._bench
+        device = None if bench is None else bench.device
+        if bench is None or device is None or not self.is_live(point) or self._beyond(point):
+            return None
+        setting, name = self._setting(point), bench.session.id
+        if self._predicted_oom is not None and self._job.world_size > 1:
+            failure = self._predicted_oom(bench.longest_loads(setting), bench.peaks, device)
+            if failure is not None:
+                return MemoryCheck(point, name, 0, None, device.outside, device.total, failure)
+        found = bench.longest(setting)
+        if isinstance(found, LongestStep):
+            return MemoryCheck(point, name, found.tokens, found.peak, found.device.outside, found.device.total)
+        if found is None or found.failure is INTERRUPTED:
+            return None
+        if found.survived:
+            self._doubt = found
+        else:
+            self._end_session()
+        return MemoryCheck(point, name, 0, None, device.outside, device.total, found.failure)
 
     # -- Points ----------------------------------------------------------------------------------------------------------
 
@@ -354,15 +386,21 @@ class WarmRunner(Runner):
 
     def _above_ceilings(self, point: Point) -> bool:
         """Whether the Point is above the limits that the engine was started with; the next one starts with more."""
-        above = False
+        beyond = self._beyond(point)
+        if beyond:
+            self._ceilings.update(beyond)
+            self._seated = False
+        return bool(beyond)
+
+    def _beyond(self, point: Point) -> dict[str, int]:
+        """Limits of the Point that are above those that the engine was started with."""
+        found: dict[str, int] = {}
         for key in ENGINE_LIMITS:
             value = integer(point.as_dict(), key)
             own = integer(self._job.config, key) or 0
             if value is not None and value > max(own, self._ceilings.get(key, 0)):
-                self._ceilings[key] = value
-                self._seated = False
-                above = True
-        return above
+                found[key] = value
+        return found
 
     def _setting(self, point: Point) -> Setting:
         return Setting(point, self._configure(point), self._utilisation())

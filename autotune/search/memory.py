@@ -22,11 +22,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from autotune.values import NOT_TRIED, Failure, FailureClass, Phase
+from autotune.values import NOT_TRIED, Failure, FailureClass, MemoryCheck, Phase
 from autotune.verl.loads import DeviceMemory, Load, Loads, Peak
 
 LIMIT = 0.97
 """Share of the device above which no Point is started on several ranks: one that fails there takes the launch with it."""
+SAFE = 0.95
+"""Share of the device up to which a finalist may fill it when every trajectory is as long as the job allows: what is handed
+out runs for days, and an allocator fragments."""
 GROWTH_MARGIN = 1.1
 """Times the slope between two peaks: a line through two points has no spread."""
 HIGHER = 1.02
@@ -73,6 +76,25 @@ def predicted_oom(loads: Loads, peaks: Sequence[Peak], device: DeviceMemory) -> 
         f"it outside the trainer's allocator), more than {LIMIT:.0%}; {NOT_TRIED}",
         False,
     )
+
+
+def too_full(check: MemoryCheck, own: MemoryCheck | None) -> str | None:
+    """Why a finalist is not handed out, since it may run out of memory one day; None: it may be.
+
+    Args:
+        own: the user's own command under the same load. What is no worse than that is not held back.
+    """
+    if own is not None and own.failure is not None:
+        return None
+    if check.failure is not None:
+        failed = check.failure
+        return f"{failed.failure_class.value} in {failed.phase.value}: {failed.evidence}"
+    used = check.used
+    if used is None or used <= SAFE * check.device:
+        return None
+    if own is not None and own.used is not None and used <= own.used:
+        return None
+    return f"it takes {used / _GIB:.1f} of {check.device / _GIB:.1f} GiB, more than {SAFE:.0%}"
 
 
 def _highest(peaks: Sequence[Peak]) -> list[Peak]:

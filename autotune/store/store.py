@@ -42,9 +42,19 @@ from sqlalchemy.pool import NullPool
 
 from autotune.store.file_checks import CHECKED_BYTES, back_up, damage
 from autotune.store.records import TRANSITIONS, Lease, LeaseTaken, StudyRecord, TrialRecord, WrongTransition
-from autotune.store.tables import StepRow, StudyRow, TrialRow
+from autotune.store.tables import MemoryCheckRow, StepRow, StudyRow, TrialRow
 from autotune.store.trouble import tell_troubles, trouble
-from autotune.values import BadInput, Failure, KnobValue, Measurement, Point, StepRecord, TrialKind, TrialState
+from autotune.values import (
+    BadInput,
+    Failure,
+    KnobValue,
+    Measurement,
+    MemoryCheck,
+    Point,
+    StepRecord,
+    TrialKind,
+    TrialState,
+)
 
 _LOG = logging.getLogger(__name__)
 VERSION_TABLE = "autotune_alembic_version"
@@ -411,6 +421,39 @@ class Store:
                 session.add_all([_step_row(row.id, step) for step in measurement.steps if _timed(number, step)])
             session.flush()
             return self._records(session, study_id, number)[0]
+
+    def add_memory_check(self, study_id: int, check: MemoryCheck) -> None:
+        """Stores what a Point took with every trajectory as long as the job allows."""
+        with Session(self._writing) as session, session.begin():
+            session.add(
+                MemoryCheckRow(
+                    study_id=study_id,
+                    point=check.point.as_dict(),
+                    session=check.session,
+                    tokens=check.tokens,
+                    peak=check.peak,
+                    outside=check.outside,
+                    device=check.device,
+                    failure=None if check.failure is None else _json(check.failure.to_json()),
+                )
+            )
+
+    def memory_checks(self, study_id: int) -> list[MemoryCheck]:
+        """What `add_memory_check` stored, in order."""
+        query = select(MemoryCheckRow).where(MemoryCheckRow.study_id == study_id).order_by(MemoryCheckRow.id)
+        with Session(self._engine) as session:
+            return [
+                MemoryCheck(
+                    Point.of(_knob_values(row.point)),
+                    row.session,
+                    row.tokens,
+                    row.peak,
+                    row.outside,
+                    row.device,
+                    None if row.failure is None else Failure.from_json(row.failure),
+                )
+                for row in session.scalars(query)
+            ]
 
     def trials(self, study_id: int) -> list[TrialRecord]:
         """The trials of a study by number."""

@@ -125,6 +125,23 @@ class StepRow(Base):
     invalid: Mapped[str | None] = mapped_column(Text)
 
 
+class MemoryCheckRow(Base):
+    """One Point of a study, trained once with every trajectory as long as the job allows."""
+
+    __tablename__ = "autotune_memory_check"
+    __table_args__ = (Index(None, "study_id"),)
+
+    id: Mapped[int] = mapped_column(Integer, primary_key=True)
+    study_id: Mapped[int] = mapped_column(ForeignKey("autotune_study.id", ondelete="CASCADE"))
+    point: Mapped[dict[str, Any]] = mapped_column(JSON)
+    session: Mapped[str] = mapped_column(String(80))
+    tokens: Mapped[int] = mapped_column(BigInteger)
+    peak: Mapped[int | None] = mapped_column(BigInteger)
+    outside: Mapped[int] = mapped_column(BigInteger)
+    device: Mapped[int] = mapped_column(BigInteger)
+    failure: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
+
+
 class ScheduleRow(Base):
     """A job that is tuned every night: when, which script, and how."""
 

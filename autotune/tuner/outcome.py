@@ -82,6 +82,8 @@ def report_markdown(study: StudyRecord, trials: Sequence[TrialRecord], changes: 
         ]
     parts += _changed(study, changes)
     parts += _equivalence(verdict)
+    if verdict:
+        parts += ["## Does it still fit on a long night?", "", _plain(wording.memory(verdict)), ""]
     parts += _trials(trials)
     parts += _method(study, trials, verdict)
     return "\n".join(parts).rstrip() + "\n"

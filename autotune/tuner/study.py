@@ -12,8 +12,10 @@ from typing import Any
 
 from autotune.measure.runner import Event, Order, Runner, StepSeen
 from autotune.measure.warm import WarmRunner
+from autotune.search.memory import too_full
 from autotune.search.verdict import Judgement, LaunchSample, judge
 from autotune.store.store import Store
+from autotune.tuner import wording
 from autotune.tuner.canary import Canary, CanarySeen, order_of_turn
 from autotune.tuner.launched import CAUSE_UNKNOWN, Launched, may_repeat
 from autotune.tuner.listener import Listener
@@ -28,6 +30,7 @@ from autotune.values import (
     Failure,
     FailureClass,
     Measurement,
+    MemoryCheck,
     Phase,
     Point,
     Refusal,
@@ -46,6 +49,8 @@ PASS_OVER_AT_MOST = 200
 """Proposals in a row that would need a launch of their own, after which the session has nothing left to measure."""
 AFTER_THE_CHOICE = frozenset({TrialKind.CONFIRM, TrialKind.CANARY})
 """Launches that were made when their Point had been chosen already, so that their figures do not flatter it."""
+CHECKED_AT_MOST = 5
+"""Points in order of their result that are tried with longest trajectories until one fits."""
 FINALISTS = 3
 """How many Points in order of their result are tried as winner when the first cannot be measured again."""
 
@@ -100,6 +105,7 @@ class StudyRun:
         )
         self._sessions = runner if isinstance(runner, WarmRunner) else None
         self._anchors = 0
+        self._checks = {check.point: check for check in store.memory_checks(study_id)}
         self._runs = self._request.out / "runs"
         self._runs.mkdir(parents=True, exist_ok=True)
         self._hook_file = (self._runs / HOOK_FILE).resolve()
@@ -188,6 +194,7 @@ class StudyRun:
     def _search(self) -> None:
         """Points of the session first, then those that need a launch of their own: the other order would start many sessions."""
         deferred = self._search_live()
+        self._check_memory()
         self._measure_again()
         for proposal in deferred:
             if self._stop.is_set():
@@ -251,6 +258,47 @@ class StudyRun:
             if self._stop.is_set() or not self._time_for_another():
                 return
             self._launch(run.point, TrialKind.SEARCH, "measured again: its session had drifted", None)
+        if again:
+            self._check_memory()
+
+    def _check_memory(self) -> None:
+        """Trains the user's command once with every trajectory as long as the job allows, then the best Points in their order
+        until one fits: what ran well for some steps may run out of memory on the night when all responses are long.
+
+        The session measures the user's command once more before, since on several GPUs it does not survive what does not fit.
+        """
+        if self._sessions is None or self._stop.is_set():
+            return
+        self._sessions.revisit(self._request.plan)
+        own = self._longest(self._prepared.space.baseline)
+        if own is None:
+            return
+        for candidate in self._ranking()[:CHECKED_AT_MOST]:
+            check = None if self._stop.is_set() else self._longest(candidate)
+            if check is None:
+                continue
+            why = too_full(check, own)
+            if why is None:
+                return
+            changed = wording.changes(candidate.changes_from(self._prepared.space.baseline))
+            self._listener.said(
+                f"{changed} is left out: with every response at its limit {why}. The next best takes its place."
+            )
+
+    def _longest(self, point: Point) -> MemoryCheck | None:
+        """The check of a Point, made now unless it was before; None: it cannot be made."""
+        if point not in self._checks and self._sessions is not None:
+            check = self._sessions.longest(point)
+            if check is None:
+                return None
+            self._persist.insist("what was measured", lambda: self._store.add_memory_check(self._study_id, check))
+            self._checks[point] = check
+        return self._checks.get(point)
+
+    def _left_out(self, point: Point) -> bool:
+        """Whether the Point may run out of memory where the user's command does not."""
+        check = self._checks.get(point)
+        return check is not None and too_full(check, self._checks.get(self._prepared.space.baseline)) is not None
 
     def _take_anchors(self) -> None:
         """Stores what sessions measured of the user's own command since this was called last."""
@@ -452,7 +500,8 @@ class StudyRun:
             if isinstance(run.outcome, Measurement) and run.kind in (TrialKind.BASELINE, TrialKind.SEARCH)
         }
         own = self._prepared.space.baseline
-        return sorted((p for p in values if p != own and values[p] > values[own]), key=lambda p: -values[p])
+        faster = [p for p in values if p != own and values[p] > values[own] and not self._left_out(p)]
+        return sorted(faster, key=lambda p: -values[p])
 
     def _searched(self) -> int:
         """Points that the search is done with, the user's own included; one that was lost and may be repeated is still owed."""
@@ -546,12 +595,22 @@ class StudyRun:
                 "gradient": None if winner is None else gradient_equal(self._launched, winner, self._prepared.config),
                 "trajectory": None,
             },
+            "memory": self._memory_json(winner),
             "reason": judged.reason,
             "best_number": best_number,
             "best_throughput": judged.best_throughput,
             "best_range": [judged.best_range.low, judged.best_range.high] if judged.best_range else None,
             "launch_noise": judged.launch_noise,
             "refused": self._proposer.refused_before + len(self._proposer.refused),
+        }
+
+    def _memory_json(self, winner: Point | None) -> dict[str, Any]:
+        """What both took with every trajectory as long as the job allows, and how many were left out for it."""
+        shown = {"baseline": self._prepared.space.baseline, "best": winner}
+        checks = {name: None if point is None else self._checks.get(point) for name, point in shown.items()}
+        return {
+            **{name: None if check is None else check.to_json() for name, check in checks.items()},
+            "left_out": sum(self._left_out(point) for point in self._checks),
         }
 
     def _hook_gain(self, winner: Point | None) -> float | None:

@@ -66,6 +66,25 @@ def verdict(verdict: Mapping[str, Any]) -> str:
     return f"The study stopped: {verdict['reason']}"
 
 
+def memory(verdict: Mapping[str, Any]) -> str:
+    """What is known of memory when every trajectory is as long as the job allows, in one sentence."""
+    told = verdict.get("memory") or {}
+    parts = [
+        f"{who} {_use(told[name])}" for name, who in (("best", "best"), ("baseline", "your command")) if told.get(name)
+    ]
+    if not parts:
+        return "Memory with every response at its limit: not measured."
+    left_out = told.get("left_out") or 0
+    also = f"; {left_out} better Point{'s' if left_out > 1 else ''} left out for it" if left_out else ""
+    return f"Memory with every response at its limit: {', '.join(parts)}{also}."
+
+
+def _use(check: Mapping[str, Any]) -> str:
+    if check["failure"] is not None:
+        return f"does not fit ({check['failure']['class']} in {check['failure']['phase']})"
+    return f"{number(check['used'])} of {number(check['device'])} GiB"
+
+
 def equivalence(part: bool | None) -> str:
     """What is known about one part of the equivalence."""
     return "not measured" if part is None else "yes" if part else "no"

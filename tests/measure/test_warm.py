@@ -17,7 +17,7 @@ from autotune.measure.runner import Event, Limits, Order, Outcome, Runner, StepP
 from autotune.measure.warm import WarmRunner
 from autotune.search.memory import predicted_oom
 from autotune.search.seat import reseat
-from autotune.values import Failure, FailureClass, KnobValue, Measurement, Phase, Point, Source
+from autotune.values import Failure, FailureClass, KnobValue, Measurement, MemoryCheck, Phase, Point, Source
 from autotune.verl import keys
 from autotune.verl.knobs import catalogue
 from autotune.verl.settings import baseline_point, changed_keys, configuration, rejected_echo
@@ -499,3 +499,52 @@ def test_a_reward_that_cannot_be_replayed_is_called_and_the_reason_is_told(stand
     echo = session.measure("poll", FAST_POLL=True).echo
     assert echo["reward.mode"] == "live"
     assert "reward model" in echo["reward.called_because"]
+
+
+def longest(session: Stand, **values: KnobValue) -> MemoryCheck | None:
+    return session.runner.longest(session.order("longest", **values).point)
+
+
+def test_a_point_is_trained_once_with_trajectories_at_their_limits(stand):
+    session = stand(session_short="0.25")
+    session.measure("base")
+    short = session.measure("micro", ACTOR_MICRO_BATCH=8)
+    check = longest(session, ACTOR_MICRO_BATCH=8)
+    assert check is not None
+    assert check.failure is None
+    assert check.peak == pytest.approx((20 + 4 * (short.memory_gb - 20)) * 2**30, rel=0.01)
+    assert check.used == check.peak + (2 << 30)
+    assert check.device == 80 << 30
+    assert check.session == short.session
+    assert session.measure("again", ACTOR_MICRO_BATCH=8).session == short.session
+
+
+def test_on_several_ranks_one_that_would_not_fit_at_its_limits_is_not_trained(stand):
+    session = stand(session_short="0.25")
+    session.measure("base")
+    micro = session.measure("micro", ACTOR_MICRO_BATCH=32)
+    check = longest(session, ACTOR_MICRO_BATCH=32)
+    assert check is not None
+    assert check.failure is not None
+    assert check.failure.not_tried
+    assert check.used is None
+    assert session.measure("again", ACTOR_MICRO_BATCH=32).session == micro.session
+
+
+def test_on_one_rank_one_that_does_not_fit_at_its_limits_leaves_the_session(stand):
+    session = stand(gpus=1, session_short="0.25")
+    base = session.measure("base")
+    session.measure("micro", ACTOR_MICRO_BATCH=32)
+    check = longest(session, ACTOR_MICRO_BATCH=32)
+    assert check is not None
+    assert check.failure is not None
+    assert (check.failure.failure_class, check.failure.not_tried) == (FailureClass.OOM_GPU, False)
+    assert session.measure("again", ACTOR_MICRO_BATCH=4).session == base.session
+
+
+def test_without_a_session_that_knows_its_device_nothing_is_trained_for_its_memory(stand):
+    session = stand(session_device="0")
+    assert longest(session) is None
+    session.measure("base")
+    assert longest(session) is None
+    assert longest(session, TENSOR_PARALLEL=4) is None

@@ -178,3 +178,27 @@ def test_a_study_of_a_release_without_the_choice_goes_on_calling_the_reward():
     assert RunRequest.from_json(stored, storage="sqlite:///x.db").reward is RewardCalls.REPLAY
     del stored["reward"]
     assert RunRequest.from_json(stored, storage="sqlite:///x.db").reward is RewardCalls.LIVE
+
+
+def test_a_point_that_fits_only_while_responses_are_short_is_left_out(study, tmp_path):
+    """Micro-batches of 16 take 69 GiB of 80 with the longest trajectories, and 2 GiB besides lie outside the allocator; of 32 they
+    would take 118. With a quarter of the length both fit."""
+    (tmp_path / "s.yaml").write_text(f"name: s\nknobs:\n  {keys.ACTOR_MICRO_BATCH}: [2, 8, 16, 32]\n")
+    shown = study("--trials", "4", session_short="0.25")
+    measured = {trial["point"][keys.ACTOR_MICRO_BATCH] for trial in of_kind(shown, "search")}
+    assert measured == {8, 16, 32}
+    assert shown["best"]["point"][keys.ACTOR_MICRO_BATCH] == 16
+    assert "ppo_micro_batch_size_per_gpu=32 is left out: with every response at its limit oom_gpu" in shown["said"]
+    memory = shown["verdict"]["memory"]
+    assert memory["left_out"] == 1
+    assert memory["best"]["fits"]
+    assert memory["best"]["used"] == pytest.approx(71.2, abs=0.1)
+    assert memory["best"]["device"] == 80.0
+    assert memory["baseline"]["used"] < memory["best"]["used"]
+    report = (tmp_path / "o/report.md").read_text()
+    assert "Memory with every response at its limit: best 71.2 of 80.0 GiB, your command 28.1 of 80.0 GiB" in report
+
+
+def test_where_nothing_tells_of_memory_the_verdict_says_that_it_is_not_known(study):
+    shown = study("--trials", "3", session_device="0")
+    assert shown["verdict"]["memory"] == {"baseline": None, "best": None, "left_out": 0}

@@ -11,6 +11,7 @@ What it does wrong on purpose:
     FAKE_VERL_SESSION_CROWDED=f   generates slower the further its engine's max_num_seqs is above the one in effect: (ratio − 1) · f
     FAKE_VERL_SESSION_RANK_OOM=n  runs out of memory on rank 1 alone in its n-th order, and never answers it
     FAKE_VERL_SESSION_DEVICE=0    does not tell how large its GPUs are
+    FAKE_VERL_SESSION_SHORT=f     has trajectories of f times their longest length, but in longest steps
 """
 
 import os
@@ -59,9 +60,9 @@ def applied(c, settings):
     return c
 
 
-def told_memory(now, gpus, held):
+def told_memory(now, gpus, held, part):
     """What each rank tells of its memory, and of its GPU. Rank 0 takes most."""
-    taken = int((20 + max(held(now).values())) * (1 << 30))
+    taken = int((20 + max(held(now, part).values())) * (1 << 30))
     workers = [{"rank": rank, "reserved_bytes": taken - (rank << 20), "held_bytes": 10 << 30} for rank in range(gpus)]
     device = {} if wrong("DEVICE") == "0" else {"device_bytes": MEMORY, "outside_bytes": 2 << 30}
     return workers, [device] * gpus
@@ -110,7 +111,8 @@ def serve(c, seconds_by_phase, held, out_of_memory, check):
         now = applied(c, order["settings"])
         micro = now.actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu
         share = now.actor_rollout_ref.actor.ppo_mini_batch_size * rollout.n // gpus
-        phase = out_of_memory(now)
+        part = 1.0 if order["work"] == "longest" else float(wrong("SHORT") or 1.0)
+        phase = out_of_memory(now, part)
         error = None
         if phase:
             phase = {"compute_log_prob": "old_log_prob"}.get(phase, phase)
@@ -135,7 +137,7 @@ def serve(c, seconds_by_phase, held, out_of_memory, check):
         phases = seconds_by_phase(now, noise)
         limit = now.actor_rollout_ref.rollout.max_num_seqs
         phases["gen"] *= 1 + (rollout.max_num_seqs / limit - 1) * float(wrong("CROWDED") or 0)
-        if order["work"] == "frozen":
+        if order["work"] in ("frozen", "longest"):
             phases = {name: value for name, value in phases.items() if name != "gen"} | {"gen": 0.01}
         if order["work"] == "generation":
             phases = {name: value for name, value in phases.items() if name not in TRAINING}
@@ -156,10 +158,10 @@ def serve(c, seconds_by_phase, held, out_of_memory, check):
             why = rewards.COLOCATED if wrong("COLOCATED") else rewards.TURNS if wrong("LOOSE") else None
             why = why or (None if recorded else rewards.NOT_RECORDED)
         recorded = recorded or order["reward"] == rewards.RECORD
-        count = 0 if order["work"] == "frozen" else c.data.train_batch_size * rollout.n
+        count = 0 if order["work"] in ("frozen", "longest") else c.data.train_batch_size * rollout.n
         replays = order["reward"] == rewards.REPLAY and why is None
         scored = rewards.tally([REWARD_SECONDS] * count, [replays] * count) if count else {}
-        workers, devices = told_memory(now, gpus, held)
+        workers, devices = told_memory(now, gpus, held, part)
         sequences = c.data.train_batch_size * rollout.n
         loss = 0.25 + (0.01 if hurt and wrong("HURT") else 0.0)
         line.send(
@@ -179,7 +181,9 @@ def serve(c, seconds_by_phase, held, out_of_memory, check):
                 "updates": {"actor": {"loss": [loss, 0.5], "grad_norm": [1.5, 1.25]}} if trained else {},
                 "workers": [{**worker, "values": values} for worker in workers],
                 "devices": devices if order["work"] == "frozen" else [],
-                "sequence_lengths": [tokens // sequences] * sequences if step == 1 else [],
+                "sequence_lengths": [int(tokens / sequences * part)] * sequences
+                if step == 1 or order["work"] == "longest"
+                else [],
                 "engines": [
                     {
                         **engine,

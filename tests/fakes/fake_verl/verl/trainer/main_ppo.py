@@ -64,10 +64,10 @@ def seconds_by_phase(c, noise):
     return {name: value * noise * (float(factor) if name == slow else 1.0) for name, value in phases.items()}
 
 
-def held_by(c):
-    """GiB that a worker method holds for its micro-batches, by name."""
+def held_by(c, part=1.0):
+    """GiB that a worker method holds for its micro-batches, by name, with trajectories that have `part` of their longest length."""
     actor, rollout = c.actor_rollout_ref.actor, c.actor_rollout_ref.rollout
-    length = c.data.max_prompt_length + c.data.max_response_length
+    length = (c.data.max_prompt_length + c.data.max_response_length) * part
 
     def held(dynamic, micro, budget, per_token):
         return (budget if dynamic else (micro or 1) * length) * per_token
@@ -82,9 +82,9 @@ def held_by(c):
     return {"update_actor": update, "compute_log_prob": log_prob}
 
 
-def out_of_memory(c):
+def out_of_memory(c, part=1.0):
     """The name of the worker method that runs out of memory, or None."""
-    return next((name for name, held in held_by(c).items() if 20 + held > MEMORY_GB), None)
+    return next((name for name, held in held_by(c, part).items() if 20 + held > MEMORY_GB), None)
 
 
 def die(message):

@@ -1,0 +1,203 @@
+"""How far a session is from launches of its own Points, and from running out of memory, on H200 GPUs.
+
+    python benchmarks/h200_bias.py session  --assets DIR --out DIR1 --gpu 0     one session, longest trajectories, one launch
+    python benchmarks/h200_bias.py launches --assets DIR --out DIR2 --gpu 1     launches of the same Points, at the same time
+    python benchmarks/h200_bias.py pair     --assets DIR --out DIR3             a session on two GPUs, up to an OOM of a rank
+    python benchmarks/h200_bias.py COURSE   --rehearse --out DIR                the same on the CPU, with the demo's model
+
+The job is that of `h200_session.py`. What disturbs a step is on record and the step counts, in both arms alike.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from autotune.measure.bench import Bench  # noqa: E402
+from autotune.measure.outcome_json import outcome_to_json  # noqa: E402
+from autotune.measure.runner import StepPlan  # noqa: E402
+from autotune.measure.session import StepFailed  # noqa: E402
+from autotune.search.memory import predicted_oom, predicted_peak  # noqa: E402
+from autotune.values import Measurement  # noqa: E402
+from autotune.verl import keys  # noqa: E402
+from benchmarks.h200_stand import BEST, FAST, Records, Stand, Values, batching, dynamic, share_for  # noqa: E402
+
+PLAN = StepPlan(at_least=3, at_most=3)
+"""One settling step and three counted ones, everywhere."""
+KV_BLOCKS = 2400
+KV_SHARE = 0.0163
+"""Memory share at which an engine of this job has about that many KV blocks, where no session is there to say it."""
+LONGEST = 1536
+"""Tokens of the longest trajectory on the GPU."""
+
+
+def points(stand: Stand) -> dict[str, Values]:
+    """The Points that are measured in both arms."""
+    if stand.rehearse:
+        return {"best": {**batching(16, 16), **FAST, keys.MAX_NUM_SEQS: 64}, "training": batching(16, 16)}
+    return {"dynamic-16k-seqs-128": BEST, "actor-16-logprob-32": batching(16, 32)}
+
+
+def session(stand: Stand, late: Callable[[], bool]) -> None:
+    """Both arms' Points in one session, whole steps besides, then longest trajectories up to one that does not fit."""
+    if not isinstance(stand.measure(stand.warm, "baseline", {}), Measurement):
+        return
+    visit = stand.warm.baselines[0]
+    stand.records.write("visit", whole=outcome_to_json(visit.measurement), composed=outcome_to_json(visit.composed))
+    bench = running(stand)
+    seat = bench.session.seats[0]
+    both = points(stand)
+    few = {} if seat is None else {**FAST, keys.MAX_NUM_SEQS: 128, keys.GPU_MEMORY: share_for(seat, KV_BLOCKS)}
+    for label, values in {**both, **({f"kv-{KV_BLOCKS}": few} if few and not stand.rehearse else {})}.items():
+        if not stand.sound(label, stand.measure(stand.warm, label, values)):
+            return
+    (best, fastest), *_ = both.items()
+    stand.measure(stand.warm, best, fastest, whole=True)
+    longest(stand, "baseline", {})
+    for label, values in both.items():
+        longest(stand, label, values)
+    edge = boundary(stand)
+    if edge is not None:
+        longest(stand, f"dynamic-{edge}", dynamic(edge, edge))
+        stand.measure(stand.warm, "after-the-boundary", {})  # vLLM woke up, and the memory is given back
+        over = -(-edge * 5 // 4 // LONGEST) * LONGEST
+        longest(stand, f"dynamic-{over}", dynamic(over, over))
+        stand.records.write("repeats", after=f"dynamic-{over}", same=stand.repeats())
+    if not late():
+        stand.measure(stand.warm, "baseline", {}, whole=True)
+    stand.records.write("prices", **asdict(stand.warm.prices))
+    stand.warm.close()
+    if few and not stand.rehearse:
+        stand.measure(stand.cold, f"kv-{KV_BLOCKS}", few)
+
+
+def launches(stand: Stand, late: Callable[[], bool]) -> None:
+    """The baseline and both arms' Points in launches of their own."""
+    few = {**FAST, keys.MAX_NUM_SEQS: 128, keys.GPU_MEMORY: KV_SHARE}
+    planned = {"baseline": {}, **points(stand), **({} if stand.rehearse else {f"kv-{KV_BLOCKS}": few})}
+    for label, values in planned.items():
+        if late():
+            stand.records.write("cut", before=f"cold-{label}")
+            return
+        stand.measure(stand.cold, label, values)
+
+
+def pair(stand: Stand, late: Callable[[], bool]) -> None:
+    """A session of several ranks: Points, one that arithmetic refuses, longest trajectories, and one that runs out of memory."""
+    for label, values in {"baseline": {}, **points(stand)}.items():
+        if not isinstance(stand.measure(stand.warm, label, values), Measurement):
+            return
+    (best, fastest), *_ = points(stand).items()
+    longest(stand, "baseline", {})
+    longest(stand, best, fastest)
+    if stand.rehearse or late():
+        return
+    edge = boundary(stand)
+    if edge is not None:
+        longest(stand, f"dynamic-{edge}", dynamic(edge, edge))
+    most = 64 * LONGEST
+    longest(stand, f"dynamic-{most}", dynamic(most, most))  # to be refused
+    stand.warm._predicted_oom = None
+    longest(stand, f"dynamic-{most}", dynamic(most, most))  # and now let run
+
+
+def longest(stand: Stand, label: str, values: Values) -> None:
+    """One longest step, with what was predicted for it."""
+    bench = running(stand)
+    setting, device = stand.setting(values), bench.device
+    loads = bench.longest_loads(setting)
+    before = None if device is None else predicted_peak(loads, bench.peaks, device.idle)
+    refused = None if device is None else predicted_oom(loads, bench.peaks, device)
+    begin = stand.records.seconds
+    # On the CPU there is no memory to be told of, and the runner would not try.
+    found = bench.longest(setting) if stand.rehearse else stand.warm.longest(stand.point(values))
+    if isinstance(found, StepFailed):
+        told: Mapping[str, object] = found.failure.to_json()
+    else:
+        told = {} if found is None else asdict(found)
+    stand.records.write(
+        "longest",
+        label=label,
+        values=dict(values),
+        predicted=before,
+        refused=None if refused is None else refused.to_json(),
+        outcome=type(found).__name__,
+        wall=stand.records.seconds - begin,
+        found=told,
+    )
+    print(f"{stand.records.seconds:7.1f} longest {label}: predicted {before}, {found}", flush=True)
+
+
+def boundary(stand: Stand) -> int | None:
+    """The largest token budget that the memory rule lets pass with longest trajectories; None: there is no GPU, or none is."""
+    bench = running(stand)
+    if bench.device is None:
+        return None
+    for sequences in range(128, 0, -1):
+        budget = sequences * LONGEST
+        loads = bench.longest_loads(stand.setting(dynamic(budget, budget)))
+        if predicted_oom(loads, bench.peaks, bench.device) is None:
+            return budget
+    return None
+
+
+def running(stand: Stand) -> Bench:
+    """The bench of the running session."""
+    bench = stand.warm._bench
+    if bench is None:
+        raise SystemExit("the session is gone")
+    return bench
+
+
+COURSES: Mapping[str, Callable[[Stand, Callable[[], bool]], None]] = {
+    "session": session,
+    "launches": launches,
+    "pair": pair,
+}
+
+
+def main() -> None:
+    """Runs a course until it is through or the time is up."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("course", choices=COURSES)
+    parser.add_argument("--out", type=Path, required=True, help="a folder with a short path")
+    parser.add_argument("--assets", type=Path, help="with model/, train.parquet, val.parquet and reward.py")
+    parser.add_argument("--gpu", type=int, default=0, help="which one a course on a single GPU takes")
+    parser.add_argument("--rehearse", action="store_true", help="the demo's model on the CPU")
+    parser.add_argument("--late", type=float, default=1e9, help="seconds after which nothing long begins")
+    arguments = parser.parse_args()
+    out: Path = arguments.out.resolve()
+    out.mkdir(parents=True, exist_ok=True)
+    records = Records(out / "records.jsonl")
+    in_pair = arguments.course == "pair"
+    try:
+        stand = Stand(
+            records,
+            out=out,
+            assets=(arguments.assets or out / "assets").resolve(),
+            rehearse=arguments.rehearse,
+            gpus=(0, 1) if in_pair else (arguments.gpu,),
+            plan=PLAN,
+            predicted_oom=predicted_oom if in_pair else None,
+        )
+        try:
+            COURSES[arguments.course](stand, lambda: records.seconds > arguments.late)
+        finally:
+            stand.warm.close()
+            records.write("closed")
+    except BaseException:
+        records.write("error", traceback=traceback.format_exc())
+        raise
+    finally:
+        records.write("end")
+
+
+if __name__ == "__main__":
+    main()
