@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.search.memory import LIMIT, predicted_oom, predicted_peak
-from autotune.values import FailureClass, Phase
+from autotune.search.memory import LIMIT, predicted_oom, predicted_peak, too_full
+from autotune.values import Failure, FailureClass, MemoryCheck, Phase, Point
 from autotune.verl.loads import DeviceMemory, Load, Peak, loads_of
 
 GIB = 2**30
@@ -156,3 +156,28 @@ def test_the_setting_that_ran_out_of_memory_on_the_h200_would_have_been_refused(
     assert (
         LIMIT * device.total / GIB > max(gib for _, gib in taken) - 1
     )  # and the largest one that ran would not by itself
+
+
+OOM = Failure(FailureClass.OOM_GPU, Phase.UPDATE_ACTOR, "Less.", "tried to allocate 9 GiB", False)
+
+
+def check(gib: float | None, failure: Failure | None = None) -> MemoryCheck:
+    peak = None if gib is None else int((gib - 2) * GIB)
+    return MemoryCheck(Point.of({}), "s", 1000, peak, 2 * GIB, 80 * GIB, failure)
+
+
+@pytest.mark.parametrize(
+    ("finalist", "own", "left_out"),
+    [
+        (check(75.9), check(30), None),
+        (check(76.1), check(30), "it takes 76.1 of 80.0 GiB, more than 95%"),
+        (check(76.1), None, "it takes 76.1 of 80.0 GiB, more than 95%"),
+        (check(77.0), check(78.0), None),
+        (check(78.5), check(78.0), "it takes 78.5 of 80.0 GiB, more than 95%"),
+        (check(None, OOM), check(30), "oom_gpu in update_actor: tried to allocate 9 GiB"),
+        (check(None, OOM), check(None, OOM), None),
+        (check(None), check(30), None),
+    ],
+)
+def test_a_finalist_is_left_out_where_it_may_run_out_of_memory_and_the_users_command_does_not(finalist, own, left_out):
+    assert too_full(finalist, own) == left_out

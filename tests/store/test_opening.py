@@ -22,7 +22,15 @@ from autotune.store.tables import SCHEMA
 from autotune.values import BadInput
 from tests.store.rows import at_once, new_study, new_trial
 
-OURS = {"autotune_schedule", "autotune_night", "autotune_study", "autotune_trial", "autotune_step", VERSION_TABLE}
+OURS = {
+    "autotune_schedule",
+    "autotune_memory_check",
+    "autotune_night",
+    "autotune_study",
+    "autotune_trial",
+    "autotune_step",
+    VERSION_TABLE,
+}
 
 
 def tables(url: str) -> set[str]:

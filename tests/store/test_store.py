@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from autotune.store.records import TRANSITIONS, WrongTransition
 from autotune.store.store import Store
-from autotune.values import BadInput, GpuUsage, KnobValue, Point, TrialKind, TrialState
+from autotune.values import BadInput, GpuUsage, KnobValue, MemoryCheck, Point, TrialKind, TrialState
 from tests.studies import BASELINE, FASTER, add_study, add_trial, failure, finished_study, measurement, step
 
 SHARED = settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -240,3 +240,13 @@ def test_everything_stored_is_strict_json(store: Store) -> None:
     for trial in store.trials(store.study("night").id):
         json.dumps([trial.phases, trial.echo, trial.gpus, trial.failure], allow_nan=False)
     json.dumps(store.study("night").config, allow_nan=False)
+
+
+def test_memory_checks_come_back_as_they_were_stored(store: Store) -> None:
+    study, other = add_study(store), add_study(store, "other")
+    fits = MemoryCheck(BASELINE, "s1", 196_608, 61 << 30, 2 << 30, 140 << 30)
+    failed = MemoryCheck(FASTER, "s1", 0, None, 2 << 30, 140 << 30, failure())
+    for check in (fits, failed):
+        store.add_memory_check(study, check)
+    assert store.memory_checks(study) == [fits, failed]
+    assert store.memory_checks(other) == []

@@ -255,3 +255,28 @@ def test_file_that_cannot_be_finished_leaves_the_old_one(
 
 def test_faster_point_differs_from_the_baseline_in_what_the_report_lists(store: Store) -> None:
     assert FASTER.changes_from(BASELINE) == CHANGES
+
+
+@pytest.mark.parametrize(
+    ("memory", "told"),
+    [
+        (None, "not measured"),
+        ({"baseline": None, "best": None, "left_out": 0}, "not measured"),
+        (
+            {"baseline": {"failure": None, "used": 25.3, "device": 139.8}, "best": None, "left_out": 0},
+            "your command 25.3 of 139.8 GiB",
+        ),
+        (
+            {
+                "baseline": {"failure": None, "used": 25.3, "device": 139.8},
+                "best": {"failure": {"class": "oom_gpu", "phase": "ref"}, "used": None, "device": 139.8},
+                "left_out": 2,
+            },
+            "best does not fit (oom_gpu in ref), your command 25.3 of 139.8 GiB; 2 better Points left out for it",
+        ),
+    ],
+)
+def test_report_says_what_is_known_of_memory_on_a_long_night(store: Store, memory: object, told: str) -> None:
+    finished_study(store, end=verdict(memory=memory))
+    said = section(report(store, CHANGES), "Does it still fit on a long night?")
+    assert f"with every response at its limit: {told}." in " ".join(said.split())

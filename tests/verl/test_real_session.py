@@ -9,7 +9,7 @@ import pytest
 
 from autotune.measure.bench import same_gradient
 from autotune.measure.runner import StepPlan
-from autotune.measure.session import FROZEN, GENERATION, LIVE, REPLAY, SessionStep, StepFailed
+from autotune.measure.session import FROZEN, GENERATION, LIVE, LONGEST, REPLAY, SessionStep, StepFailed
 from autotune.values import Failure, FailureClass, Measurement, Phase, Source
 from autotune.verl import keys
 from autotune.verl.live import session_settings
@@ -62,6 +62,8 @@ def ran(tmp_path_factory):
             "deaf": {**plain, "engine": {"max_num_seqs": 9999}},
         }.items():
             controls[name] = session.step(FROZEN, changed, stopped=lambda: False)
+        controls["longest"] = session.step(LONGEST, plain, stopped=lambda: False)
+        controls["same_after_longest"] = session.step(FROZEN, plain, stopped=lambda: False)
         steps = session.steps
         stand.warm.retire(PLAN)
         yield SimpleNamespace(stand=stand, found=found, points=points, controls=controls, steps=steps, session=session)
@@ -118,6 +120,17 @@ def test_a_change_that_is_not_neutral_is_caught(ran):
     before, changed, after = (ran.controls[name].record for name in ("same", "mini_batch", "same_again"))
     assert not same_gradient(before, changed)
     assert same_gradient(before, after)
+
+
+def test_a_longest_step_trains_on_trajectories_at_their_limits_and_leaves_no_trace(ran):
+    config = ran.stand.job.config
+    limit = config[keys.MAX_PROMPT] + config[keys.MAX_RESPONSE]
+    longest, frozen = ran.controls["longest"], ran.controls["same_after_longest"]
+    assert set(longest.lengths) == {limit}
+    assert longest.record.tokens == limit * config[keys.TRAIN_BATCH] * config[keys.SAMPLES]
+    assert longest.record.phases["update_actor"] > frozen.record.phases["update_actor"]
+    assert "update_weights" in longest.record.phases
+    assert same_gradient(ran.controls["same_again"].record, frozen.record)
 
 
 def test_points_of_one_generation_setting_share_its_seconds(ran):
