@@ -1,9 +1,9 @@
 """How far a session is from launches of its own Points, and from running out of memory, on H200 GPUs.
 
-    python benchmarks/h200_bias.py session  --assets DIR --out DIR1 --gpu 0     one session, longest trajectories, one launch
-    python benchmarks/h200_bias.py launches --assets DIR --out DIR2 --gpu 1     launches of the same Points, at the same time
-    python benchmarks/h200_bias.py pair     --assets DIR --out DIR3             a session on two GPUs, up to an OOM of a rank
-    python benchmarks/h200_bias.py COURSE   --rehearse --out DIR                the same on the CPU, with the demo's model
+    python benchmarks/h200_bias.py session --assets DIR --out DIR --then best,training,kv     one GPU, one after another
+    python benchmarks/h200_bias.py launches --assets DIR --out DIR2 --then baseline,best --gpu 1     beside it on a second one
+    python benchmarks/h200_bias.py pair --assets DIR --out DIR3      a session on two GPUs, up to an OOM of a rank
+    python benchmarks/h200_bias.py COURSE --rehearse --out DIR       the same on the CPU, with the demo's model
 
 The job is that of `h200_session.py`. What disturbs a step is on record and the step counts, in both arms alike.
 """
@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -29,8 +29,6 @@ from autotune.values import Measurement  # noqa: E402
 from autotune.verl import keys  # noqa: E402
 from benchmarks.h200_stand import BEST, FAST, Records, Stand, Values, batching, dynamic, share_for  # noqa: E402
 
-PLAN = StepPlan(at_least=3, at_most=3)
-"""One settling step and three counted ones, everywhere."""
 KV_BLOCKS = 2400
 KV_SHARE = 0.0163
 """Memory share at which an engine of this job has about that many KV blocks, where no session is there to say it."""
@@ -39,30 +37,31 @@ LONGEST = 1536
 
 
 def points(stand: Stand) -> dict[str, Values]:
-    """The Points that are measured in both arms."""
+    """The Points that are measured in both arms, by the names under which they are asked for."""
     if stand.rehearse:
-        return {"best": {**batching(16, 16), **FAST, keys.MAX_NUM_SEQS: 64}, "training": batching(16, 16)}
-    return {"dynamic-16k-seqs-128": BEST, "actor-16-logprob-32": batching(16, 32)}
+        best = {**batching(16, 16), **FAST, keys.MAX_NUM_SEQS: 64}
+        return {"baseline": {}, "best": best, "training": batching(16, 16)}
+    bench = stand.warm._bench
+    seat = None if bench is None else bench.session.seats[0]
+    share = KV_SHARE if seat is None else share_for(seat, KV_BLOCKS)
+    few = {**FAST, keys.MAX_NUM_SEQS: 128, keys.GPU_MEMORY: share}
+    return {"baseline": {}, "best": BEST, "training": batching(16, 32), "kv": few}
 
 
-def session(stand: Stand, late: Callable[[], bool]) -> None:
-    """Both arms' Points in one session, whole steps besides, then longest trajectories up to one that does not fit."""
+def session(stand: Stand, then: Sequence[str], late: Callable[[], bool]) -> None:
+    """The Points in one session, the best on whole steps besides, then longest trajectories up to one that does not fit; and
+    launches of their own."""
     if not isinstance(stand.measure(stand.warm, "baseline", {}), Measurement):
         return
     visit = stand.warm.baselines[0]
     stand.records.write("visit", whole=outcome_to_json(visit.measurement), composed=outcome_to_json(visit.composed))
-    bench = running(stand)
-    seat = bench.session.seats[0]
     both = points(stand)
-    few = {} if seat is None else {**FAST, keys.MAX_NUM_SEQS: 128, keys.GPU_MEMORY: share_for(seat, KV_BLOCKS)}
-    for label, values in {**both, **({f"kv-{KV_BLOCKS}": few} if few and not stand.rehearse else {})}.items():
-        if not stand.sound(label, stand.measure(stand.warm, label, values)):
-            return
-    (best, fastest), *_ = both.items()
-    stand.measure(stand.warm, best, fastest, whole=True)
-    longest(stand, "baseline", {})
     for label, values in both.items():
-        longest(stand, label, values)
+        if values and not stand.sound(label, stand.measure(stand.warm, label, values)):
+            return
+    stand.measure(stand.warm, "best", both["best"], whole=True)
+    for label in ("baseline", "best", "training"):
+        longest(stand, label, both[label])
     edge = boundary(stand)
     if edge is not None:
         longest(stand, f"dynamic-{edge}", dynamic(edge, edge))
@@ -70,33 +69,31 @@ def session(stand: Stand, late: Callable[[], bool]) -> None:
         over = -(-edge * 5 // 4 // LONGEST) * LONGEST
         longest(stand, f"dynamic-{over}", dynamic(over, over))
         stand.records.write("repeats", after=f"dynamic-{over}", same=stand.repeats())
-    if not late():
-        stand.measure(stand.warm, "baseline", {}, whole=True)
     stand.records.write("prices", **asdict(stand.warm.prices))
     stand.warm.close()
-    if few and not stand.rehearse:
-        stand.measure(stand.cold, f"kv-{KV_BLOCKS}", few)
+    launches(stand, then, late, both)
 
 
-def launches(stand: Stand, late: Callable[[], bool]) -> None:
-    """The baseline and both arms' Points in launches of their own."""
-    few = {**FAST, keys.MAX_NUM_SEQS: 128, keys.GPU_MEMORY: KV_SHARE}
-    planned = {"baseline": {}, **points(stand), **({} if stand.rehearse else {f"kv-{KV_BLOCKS}": few})}
-    for label, values in planned.items():
+def launches(
+    stand: Stand, then: Sequence[str], late: Callable[[], bool], both: Mapping[str, Values] | None = None
+) -> None:
+    """Some of the Points in launches of their own."""
+    planned = both or points(stand)
+    for label in then:
         if late():
             stand.records.write("cut", before=f"cold-{label}")
             return
-        stand.measure(stand.cold, label, values)
+        stand.measure(stand.cold, label, planned[label])
 
 
-def pair(stand: Stand, late: Callable[[], bool]) -> None:
+def pair(stand: Stand, then: Sequence[str], late: Callable[[], bool]) -> None:
     """A session of several ranks: Points, one that arithmetic refuses, longest trajectories, and one that runs out of memory."""
-    for label, values in {"baseline": {}, **points(stand)}.items():
-        if not isinstance(stand.measure(stand.warm, label, values), Measurement):
+    both = points(stand)
+    for label in ("baseline", "best", "training"):
+        if not isinstance(stand.measure(stand.warm, label, both[label]), Measurement):
             return
-    (best, fastest), *_ = points(stand).items()
     longest(stand, "baseline", {})
-    longest(stand, best, fastest)
+    longest(stand, "best", both["best"])
     if stand.rehearse or late():
         return
     edge = boundary(stand)
@@ -156,7 +153,7 @@ def running(stand: Stand) -> Bench:
     return bench
 
 
-COURSES: Mapping[str, Callable[[Stand, Callable[[], bool]], None]] = {
+COURSES: Mapping[str, Callable[[Stand, Sequence[str], Callable[[], bool]], None]] = {
     "session": session,
     "launches": launches,
     "pair": pair,
@@ -171,6 +168,8 @@ def main() -> None:
     parser.add_argument("--assets", type=Path, help="with model/, train.parquet, val.parquet and reward.py")
     parser.add_argument("--gpu", type=int, default=0, help="which one a course on a single GPU takes")
     parser.add_argument("--rehearse", action="store_true", help="the demo's model on the CPU")
+    parser.add_argument("--then", default="", help="Points to launch by themselves: baseline,best,training,kv")
+    parser.add_argument("--steps", type=int, default=2, help="counted steps behind the settling one, everywhere")
     parser.add_argument("--late", type=float, default=1e9, help="seconds after which nothing long begins")
     arguments = parser.parse_args()
     out: Path = arguments.out.resolve()
@@ -184,11 +183,12 @@ def main() -> None:
             assets=(arguments.assets or out / "assets").resolve(),
             rehearse=arguments.rehearse,
             gpus=(0, 1) if in_pair else (arguments.gpu,),
-            plan=PLAN,
+            plan=StepPlan(at_least=arguments.steps, at_most=arguments.steps),
             predicted_oom=predicted_oom if in_pair else None,
         )
         try:
-            COURSES[arguments.course](stand, lambda: records.seconds > arguments.late)
+            then = [name for name in arguments.then.split(",") if name]
+            COURSES[arguments.course](stand, then, lambda: records.seconds > arguments.late)
         finally:
             stand.warm.close()
             records.write("closed")
