@@ -1,6 +1,7 @@
 """How far a session is from launches of its own Points, and from running out of memory, on H200 GPUs.
 
     python benchmarks/h200_bias.py session --assets DIR --out DIR --then best,training,kv     one GPU, one after another
+    python benchmarks/h200_bias.py session --assets DIR --out DIR --brief --then best,baseline
     python benchmarks/h200_bias.py launches --assets DIR --out DIR2 --then baseline,best --gpu 1     beside it on a second one
     python benchmarks/h200_bias.py pair --assets DIR --out DIR3      a session on two GPUs, up to an OOM of a rank
     python benchmarks/h200_bias.py COURSE --rehearse --out DIR       the same on the CPU, with the demo's model
@@ -30,7 +31,7 @@ from autotune.verl import keys  # noqa: E402
 from benchmarks.h200_stand import BEST, FAST, Records, Stand, Values, batching, dynamic, share_for  # noqa: E402
 
 KV_BLOCKS = 2400
-KV_SHARE = 0.0163
+KV_SHARE = 0.016247
 """Memory share at which an engine of this job has about that many KV blocks, where no session is there to say it."""
 LONGEST = 1536
 """Tokens of the longest trajectory on the GPU."""
@@ -60,6 +61,15 @@ def session(stand: Stand, then: Sequence[str], late: Callable[[], bool]) -> None
         if values and not stand.sound(label, stand.measure(stand.warm, label, values)):
             return
     stand.measure(stand.warm, "best", both["best"], whole=True)
+    if not stand.brief:
+        to_the_limits(stand, both)
+    stand.records.write("prices", **asdict(stand.warm.prices))
+    stand.warm.close()
+    launches(stand, then, late, both)
+
+
+def to_the_limits(stand: Stand, both: Mapping[str, Values]) -> None:
+    """Longest trajectories at the Points, at the largest budget that the memory rule lets pass, and at one that it refuses."""
     for label in ("baseline", "best", "training"):
         longest(stand, label, both[label])
     edge = boundary(stand)
@@ -69,9 +79,6 @@ def session(stand: Stand, then: Sequence[str], late: Callable[[], bool]) -> None
         over = -(-edge * 5 // 4 // LONGEST) * LONGEST
         longest(stand, f"dynamic-{over}", dynamic(over, over))
         stand.records.write("repeats", after=f"dynamic-{over}", same=stand.repeats())
-    stand.records.write("prices", **asdict(stand.warm.prices))
-    stand.warm.close()
-    launches(stand, then, late, both)
 
 
 def launches(
@@ -170,6 +177,7 @@ def main() -> None:
     parser.add_argument("--rehearse", action="store_true", help="the demo's model on the CPU")
     parser.add_argument("--then", default="", help="Points to launch by themselves: baseline,best,training,kv")
     parser.add_argument("--steps", type=int, default=2, help="counted steps behind the settling one, everywhere")
+    parser.add_argument("--brief", action="store_true", help="no longest trajectories")
     parser.add_argument("--late", type=float, default=1e9, help="seconds after which nothing long begins")
     arguments = parser.parse_args()
     out: Path = arguments.out.resolve()
@@ -183,6 +191,7 @@ def main() -> None:
             assets=(arguments.assets or out / "assets").resolve(),
             rehearse=arguments.rehearse,
             gpus=(0, 1) if in_pair else (arguments.gpu,),
+            brief=arguments.brief,
             plan=StepPlan(at_least=arguments.steps, at_most=arguments.steps),
             predicted_oom=predicted_oom if in_pair else None,
         )

@@ -221,18 +221,21 @@ class Stand:
         rehearse: bool,
         gpus: Sequence[int] = (0,),
         plan: StepPlan,
+        brief: bool = False,
         compile_cache: bool = False,
         predicted_oom: MemoryRule | None = None,
     ) -> None:
         """
         Args:
             rehearse: on the CPU, with as many ranks as there are `gpus`.
+            brief: for the course: whether it leaves out what is not needed to compare with launches.
             compile_cache: whether vLLM may keep its own between launches.
         """
         self.records = records
         self.out = out
         self.plan = plan
         self.rehearse = rehearse
+        self.brief = brief
         keep_disturbed_steps(records)
         env = {**os.environ, **OFFLINE}
         if rehearse:

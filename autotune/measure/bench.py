@@ -88,8 +88,7 @@ class Bench:
     """Measures Points in one session.
 
     A step is a sum of phases, and a live knob moves either generation or training: a Point is composed of a generation probe
-    and a training probe, each made once for all Points that share it. Weight sync and rest are those of the baseline's whole
-    steps. Where responses cannot be given recorded lengths (several turns, tools), no two generations do the same work, and
+    and a training probe, each made once for all Points that share it. The rest is that of the baseline's whole steps. Where responses cannot be given recorded lengths (several turns, tools), no two generations do the same work, and
     Points are measured on whole steps.
     """
 

@@ -8,8 +8,9 @@ from statistics import fmean
 
 from autotune.values import StepRecord
 
-TRAINING = ("old_log_prob", "ref", "values", "adv", "update_critic", "update_actor")
-"""Phases that a frozen step does as a whole one does."""
+TRAINING = ("old_log_prob", "ref", "values", "adv", "update_critic", "update_actor", "update_weights")
+"""Phases that a frozen step does as a whole one does. Weight sync is one of them: the more memory training took, the longer
+vLLM takes to have its own back (on an H200 0.24 s at a micro-batch of 4, 0.62 s at one of 128; docs/benchmarks.md)."""
 GENERATING = ("gen",)
 """Phases that a generation step does as a whole one does."""
 _OF_THE_STEP = ("timing_s/gen", "timing_s/step", "timing_per_token_ms/gen", "perf/time_per_step", "perf/throughput")
@@ -23,8 +24,7 @@ def composed(frozen: StepRecord, *, generation: Sequence[StepRecord], whole: Seq
     """A frozen step as the whole one that it would be with generation as in `generation`.
 
     step = Σ phases + rest. The training phases are those of the frozen step; the generation is the mean over `generation`;
-    reward, weight sync and the rest that no timer covers (data, dispatch, balancing) are means over `whole`, whole steps of
-    the baseline. All are of one session and do the same work: the same prompts, the same lengths. Metrics of the whole step
+    reward and the rest that no timer covers (data, dispatch, balancing) are means over `whole`, whole steps of the baseline. All are of one session and do the same work: the same prompts, the same lengths. Metrics of the whole step
     that a frozen one cannot have are left out; those of the rewards are means over `generation`.
     """
     if not whole or not generation:

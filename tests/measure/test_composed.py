@@ -20,18 +20,23 @@ WHOLE = [
 
 
 def test_a_composed_step_is_the_sum_of_its_phases_and_the_rest():
-    frozen = step(4.0, gen=0.01, old_log_prob=1.0, update_actor=2.0, update_weights=9.9)
+    frozen = step(4.0, gen=0.01, old_log_prob=1.0, update_actor=2.0, update_weights=0.8)
     found = composed(frozen, generation=[step(5.0, gen=4.0), step(7.0, gen=6.0)], whole=WHOLE)
-    assert found.phases == pytest.approx({"old_log_prob": 1.0, "update_actor": 2.0, "gen": 5.0, "update_weights": 0.6})
-    assert found.seconds == pytest.approx(1.0 + 2.0 + 5.0 + 0.6 + 0.9)
+    assert found.phases == pytest.approx({"old_log_prob": 1.0, "update_actor": 2.0, "gen": 5.0, "update_weights": 0.8})
+    assert found.seconds == pytest.approx(1.0 + 2.0 + 5.0 + 0.8 + 0.9)
     assert found.rest_seconds == pytest.approx(0.9)
     assert (found.step, found.tokens, found.mfu, found.memory_gb) == (3, 1000, 0.3, 12.0)
 
 
 def test_composing_the_baseline_of_its_own_probes_gives_the_baseline():
-    frozen = step(10.0, gen=0.01, old_log_prob=3.0, update_actor=6.0, update_weights=0.1)
+    frozen = step(10.0, gen=0.01, old_log_prob=3.0, update_actor=6.0, update_weights=0.6)
     found = composed(frozen, generation=WHOLE, whole=WHOLE)
     assert found.seconds == pytest.approx(20.5)
+
+
+def test_a_phase_that_only_whole_steps_have_is_theirs():
+    whole = [step(20.0, gen=10.0, reward=2.0), step(21.0, gen=10.0, reward=3.0)]
+    assert composed(step(4.0, update_actor=2.0), generation=whole, whole=whole).phases["reward"] == 2.5
 
 
 def test_figures_of_a_step_without_generation_are_not_passed_on():
