@@ -75,7 +75,6 @@ def to_the_limits(stand: Stand, both: Mapping[str, Values]) -> None:
     edge = boundary(stand)
     if edge is not None:
         longest(stand, f"dynamic-{edge}", dynamic(edge, edge))
-        stand.measure(stand.warm, "after-the-boundary", {})  # vLLM woke up, and the memory is given back
         over = -(-edge * 5 // 4 // LONGEST) * LONGEST
         longest(stand, f"dynamic-{over}", dynamic(over, over))
         stand.records.write("repeats", after=f"dynamic-{over}", same=stand.repeats())

@@ -1,6 +1,7 @@
-"""The tables of docs/benchmarks.md, as Markdown, from what benchmarks/h200_session.py wrote down.
+"""The tables of docs/benchmarks.md, as Markdown, from what the courses on H200 GPUs wrote down.
 
 python benchmarks/h200_tables.py [benchmarks/data/h200/records.jsonl]
+python benchmarks/h200_tables.py benchmarks/data/h200/longest.jsonl          that and beside.jsonl: of h200_bias.py
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from autotune.measure.replay import Recorded, read_recordings  # noqa: E402
 from autotune.values import Failure, FailureClass, Measurement, StepRecord  # noqa: E402
 
 RECORDS = ROOT / "benchmarks" / "data" / "h200" / "records.jsonl"
+GIB = 2**30
 PHASES = ("gen", "old_log_prob", "ref", "update_actor", "update_weights", "rest")
 
 
@@ -89,6 +91,54 @@ def against(live: Measurement, cold: Measurement) -> list[list[str]]:
     return rows
 
 
+def arms(lines: Sequence[dict[str, Any]], label: str) -> dict[str, list[StepRecord]]:
+    """Counted steps of a Point of `h200_bias.py`: probes as they were made, whole steps of the session, those of its launch."""
+    found: dict[str, list[StepRecord]] = {}
+    since: list[dict[str, Any]] = []
+    for line in lines:
+        if line["kind"] == "cold-step" and line["label"] == label:
+            found.setdefault("launch", []).append(StepRecord(**line["step"]))
+        if line["kind"] == "step":
+            since.append(line)
+        elif line["kind"] == "point":
+            if line["label"] == label and not line["fresh"]:
+                for step in since:
+                    name = {"frozen": "training probe", "generation": "generation probe"}.get(step["work"], "whole")
+                    found.setdefault(name, []).append(StepRecord(**step["step"]))
+            since = []
+    return {name: steps[1:] for name, steps in found.items()}
+
+
+def beside(lines: Sequence[dict[str, Any]], label: str) -> str:
+    """Seconds of a Point by phase, of every way in which it was measured; ranges over the counted steps."""
+
+    def cell(steps: Sequence[StepRecord] | None, phase: str) -> str:
+        if not steps or (phase != "rest" and phase not in steps[0].phases):
+            return ""
+        values = [step.rest_seconds if phase == "rest" else step.phases[phase] for step in steps]
+        return f"{fmean(values):.2f} ({min(values):.2f}–{max(values):.2f})"
+
+    ways = arms(lines, label)
+    rows = []
+    for phase in PHASES:
+        probe = ways.get("generation probe") if phase == "gen" else ways.get("training probe")
+        rows.append([phase, *(cell(steps, phase) for steps in (probe, ways.get("whole"), ways.get("launch")))])
+    return table(["phase", "probes", "whole steps of the session", "launch of its own"], rows)
+
+
+def longest(lines: Sequence[dict[str, Any]]) -> str:
+    """What was predicted and taken with every trajectory at its limit."""
+    rows = []
+    for line in lines:
+        if line["kind"] != "longest":
+            continue
+        found = line["found"]
+        peak = f"{found['peak'] / GIB:.1f}" if found.get("peak") else str(found)
+        refused = "refused" if line["refused"] else "let pass"
+        rows.append([line["label"], f"{line['predicted'] / GIB:.1f}", refused, peak, f"{line['wall']:.1f}"])
+    return table(["Point", "predicted GiB", "by the rule", "reserved GiB", "s"], rows)
+
+
 def undisturbed_or_not(lines: Sequence[dict[str, Any]], label: str) -> Measurement:
     """A launch that was refused because too many of its steps were disturbed, with all steps but the settling one."""
     steps = [StepRecord(**line["step"]) for line in lines if line["kind"] == "cold-step" and line["label"] == label]
@@ -100,6 +150,11 @@ def main() -> None:
     path = Path(sys.argv[1]) if len(sys.argv) > 1 else RECORDS
     recordings = read_recordings(path)
     lines: list[dict[str, Any]] = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    if any("h200_bias" in str(line.get("argv")) for line in lines):
+        for label in ("baseline", "best"):
+            print(f"### {label}\n\n{beside(lines, label)}\n")
+        print(longest(lines))
+        return
     print("### Points of the session\n")
     print(points(recordings))
     live = {recorded.label: recorded.outcome for recorded in recordings if not recorded.fresh}

@@ -112,8 +112,9 @@ def test_a_file_of_something_else_is_refused_with_its_line(tmp_path: Path) -> No
         read_recordings(path)
 
 
-def test_the_recorded_session_is_reproduced(tmp_path: Path) -> None:
-    recordings = read_recordings(DATA)
+@pytest.mark.parametrize("name", ["records", "longest", "beside"])
+def test_a_recorded_session_is_reproduced(name: str, tmp_path: Path) -> None:
+    recordings = read_recordings(DATA.with_name(f"{name}.jsonl"))
     runner = ReplayRunner(recordings, origin="h200-2026-11-30")
     for recorded in recordings:
         outcome, seen = ask(runner, order(recorded.point, tmp_path, fresh=recorded.fresh))
@@ -124,7 +125,10 @@ def test_the_recorded_session_is_reproduced(tmp_path: Path) -> None:
         assert outcome.throughput == recorded.outcome.throughput
         assert outcome.phase_seconds == recorded.outcome.phase_seconds
         assert [event.step for event in seen if isinstance(event, StepSeen)] == list(recorded.outcome.steps)
-    measured = [recorded for recorded in recordings if not recorded.fresh]
+
+
+def test_the_first_session_has_twenty_points_and_ends_out_of_memory() -> None:
+    measured = [recorded for recorded in read_recordings(DATA) if not recorded.fresh]
     assert len(measured) >= 20
     assert measured[-1].outcome.failure_class is FailureClass.OOM_GPU  # type: ignore[union-attr]
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from autotune.search.memory import LIMIT, predicted_oom, predicted_peak, too_full
 from autotune.values import Failure, FailureClass, MemoryCheck, Phase, Point
+from autotune.verl import keys
 from autotune.verl.loads import DeviceMemory, Load, Peak, loads_of
 
 GIB = 2**30
@@ -129,6 +130,30 @@ def h200() -> tuple[list[tuple[dict[str, Load], float]], int]:
         numbers = {**{k: int(v) for k, v in config.items() if v.isdigit()}, REMOVE_PADDING: True}
         taken.append((loads_of(record["settings"]["phases"], lengths, numbers, 1), record["step"]["memory_gb"]))
     return taken, idle
+
+
+def test_longest_trajectories_took_no_more_on_an_h200_than_their_predecessors_let_expect():
+    """Up to 137.2 of 139.8 GiB, which the rule would not have let pass where running out of memory ends the session."""
+    records = [json.loads(text) for text in H200.with_name("longest.jsonl").read_text().splitlines()]
+    config = {keys.SAMPLES: 4, keys.ACTOR_MINI_BATCH: 32, REMOVE_PADDING: True}
+    lengths: list[int] = []
+    peaks: list[Peak] = []
+    said = []
+    for record in records:
+        if record["kind"] != "step" or record["work"] == "generation":
+            continue
+        lengths = record["lengths"] if record["work"] == "whole" and record["lengths"] else lengths
+        of_step = record["lengths"] if record["work"] == "longest" else lengths
+        loads = loads_of(record["settings"]["phases"], of_step, config, 1)
+        if record["work"] == "longest":
+            device = DeviceMemory(**record["device"])
+            bound = predicted_peak(loads, peaks, device.idle)
+            assert bound is not None
+            said.append((round(bound / GIB, 1), round(record["peak_bytes"] / GIB, 1)))
+            refused = predicted_oom(loads, peaks, device) is not None
+        peaks.append(Peak(loads, record["peak_bytes"]))
+    assert said == [(40.2, 25.2), (44.8, 41.7), (113.8, 107.4), (130.7, 107.4), (155.1, 137.2)]
+    assert refused
 
 
 def test_no_setting_took_more_on_an_h200_than_its_predecessors_let_expect():
