@@ -10,6 +10,7 @@ from typing import Annotated, Any
 from urllib.parse import parse_qs
 
 from fastapi import Depends, FastAPI, Query, Request
+from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
@@ -76,7 +77,7 @@ def create_app(
         values = {"title": str(error.status_code), "message": error.detail}
         return shown or page("error.html", values, status=error.status_code)
 
-    @app.exception_handler(422)
+    @app.exception_handler(RequestValidationError)
     def unreadable(request: Request, error: Exception) -> Response:
         return page("error.html", {"title": "Bad address", "message": "This address cannot be read."}, status=422)
 

@@ -75,7 +75,7 @@ def memory(verdict: Mapping[str, Any]) -> str:
     if not parts:
         return "Memory with every response at its limit: not measured."
     left_out = told.get("left_out") or 0
-    also = f"; {left_out} better Point{'s' if left_out > 1 else ''} left out for it" if left_out else ""
+    also = f"; {left_out} faster setting{'s' if left_out > 1 else ''} left out for it" if left_out else ""
     return f"Memory with every response at its limit: {', '.join(parts)}{also}."
 
 

@@ -72,6 +72,13 @@ def test_what_does_not_exist_is_not_found(store, client, path):
     assert "<h1>" in answer.text
 
 
+@pytest.mark.parametrize("address", ["/studies/night", "/studies/1/trials/best", "/studies?page=x"])
+def test_an_address_with_a_word_for_a_number_is_answered_with_a_page(client, address):
+    answer = client.get(address)
+    assert answer.status_code == 422
+    assert "This address cannot be read" in answer.text
+
+
 def test_an_empty_store_says_how_to_begin(client):
     assert "autotune run" in client.get("/").text
 

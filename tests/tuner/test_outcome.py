@@ -272,7 +272,7 @@ def test_faster_point_differs_from_the_baseline_in_what_the_report_lists(store: 
                 "best": {"failure": {"class": "oom_gpu", "phase": "ref"}, "used": None, "device": 139.8},
                 "left_out": 2,
             },
-            "best does not fit (oom_gpu in ref), your command 25.3 of 139.8 GiB; 2 better Points left out for it",
+            "best does not fit (oom_gpu in ref), your command 25.3 of 139.8 GiB; 2 faster settings left out for it",
         ),
     ],
 )
