@@ -172,9 +172,10 @@ class RecordedSession(Session):
         stopped: Callable[[], bool],
         crowding: float = 0.25,
         reward: Reward = LIVE,
+        patience: float = 1.0,
     ) -> SessionStep | StepFailed:
         begin = time.monotonic()
-        found = super().step(work, settings, stopped=stopped, crowding=crowding, reward=reward)
+        found = super().step(work, settings, stopped=stopped, crowding=crowding, reward=reward, patience=patience)
         wall = time.monotonic() - begin
         if isinstance(found, StepFailed):
             told: dict[str, Any] = {"failure": found.failure.to_json(), "survived": found.survived}

@@ -234,19 +234,22 @@ class Bench:
 
     def longest_loads(self, setting: Setting) -> Loads:
         """As `loads`, with every trajectory as long as the job allows; empty where the limits are not known."""
-        settings = self._settings(setting)
-        prompt, response = integer(setting.config, keys.MAX_PROMPT), integer(setting.config, keys.MAX_RESPONSE)
-        if isinstance(settings, Failure) or prompt is None or response is None:
+        settings, limit = self._settings(setting), limit_of(setting.config)
+        if isinstance(settings, Failure) or limit is None:
             return {}
-        lengths = [prompt + response] * len(self._lengths)
-        return loads_of(settings["phases"], lengths, setting.config, self._world_size)
+        return loads_of(settings["phases"], [limit] * len(self._lengths), setting.config, self._world_size)
+
+    def stretch(self, setting: Setting) -> float:
+        """How many times as many tokens a longest step has as a frozen one; 1 where that is not known."""
+        limit = limit_of(setting.config)
+        return 1.0 if limit is None or not self._lengths else limit * len(self._lengths) / sum(self._lengths)
 
     def longest(self, setting: Setting) -> LongestStep | StepFailed | None:
         """Trains once with every trajectory as long as the job allows; None: it did, and nothing told how much memory."""
         settings = self._settings(setting)
         if isinstance(settings, Failure):
             return StepFailed(settings, survived=True)
-        seen = self.session.step(LONGEST, settings, stopped=self._stop_now)
+        seen = self.session.step(LONGEST, settings, stopped=self._stop_now, patience=max(1.0, self.stretch(setting)))
         if isinstance(seen, StepFailed):
             return seen
         self.device = seen.device or self.device
@@ -372,6 +375,12 @@ class Bench:
         limits = {"max_num_seqs": keys.MAX_NUM_SEQS, "max_num_batched_tokens": keys.MAX_BATCHED_TOKENS}
         started = self.session.started_at
         return blocks is None and all(started.get(name) == integer(setting.config, key) for name, key in limits.items())
+
+
+def limit_of(config: FlatConfig) -> int | None:
+    """Tokens of the longest trajectory that the job allows; None: not known."""
+    prompt, response = integer(config, keys.MAX_PROMPT), integer(config, keys.MAX_RESPONSE)
+    return None if prompt is None or response is None else prompt + response
 
 
 _WORST: Mapping[str, Callable[[Sequence[int]], int]] = {

@@ -174,10 +174,12 @@ class Session:
         stopped: Callable[[], bool],
         crowding: float = OTHERS,
         reward: Reward = LIVE,
+        patience: float = 1.0,
     ) -> SessionStep | StepFailed:
         """Asks for one step and waits for it.
 
         Args:
+            patience: times the usual time after which a step counts as hung, for one that has more to do than others.
             reward: what becomes of the user's reward; a frozen step calls none anyway. Where it cannot be replayed it is
                 called, and the answer says why.
             crowding: share of the CPUs that other programs may take before the step is invalid (`StepPlan.crowding`).
@@ -194,7 +196,7 @@ class Session:
                 answer = self._wire.receive(_POLL)
                 if answer is not None and answer.get("id") == self._orders:
                     break
-                ended = self._ended(stopped, since_progress=time.monotonic() - begin)
+                ended = self._ended(stopped, since_progress=(time.monotonic() - begin) / patience)
                 if ended is not None:
                     self.lost = True
                     return StepFailed(ended, survived=False)
@@ -218,7 +220,7 @@ class Session:
             )
             seen = replace(seen, record=replace(seen.record, invalid=disturbance))
         self._steps += 1
-        self._longest = max(self._longest or 0.0, seen.record.seconds)
+        self._longest = max(self._longest or 0.0, seen.record.seconds / patience)
         return seen
 
     def echo(self) -> dict[str, KnobValue]:

@@ -201,6 +201,13 @@ class WarmRunner(Runner):
         self.revisit(plan)
         self._end_session()
 
+    def longest_seconds(self) -> float:
+        """About what `longest` takes, seconds; 0 where that is not known."""
+        frozen = self._spent.get(FROZEN, [])
+        if self._bench is None or not frozen:
+            return 0.0
+        return fmean(frozen) * self._bench.stretch(self._setting(self._baseline))
+
     def longest(self, point: Point) -> MemoryCheck | None:
         """Trains once at a Point with every trajectory as long as the job allows, in the session that is running: whether it
         fits into the GPUs then, too. On several ranks, one that does not fit ends the session.

@@ -288,6 +288,13 @@ class StudyRun:
     def _longest(self, point: Point) -> MemoryCheck | None:
         """The check of a Point, made now unless it was before; None: it cannot be made."""
         if point not in self._checks and self._sessions is not None:
+            seconds = self._sessions.longest_seconds()
+            if not self._time_for(seconds, self._launch_seconds()):
+                self._listener.said(
+                    f"Memory with every response at its limit is not measured: such a step takes about {duration(seconds)}, and the "
+                    "time is spent but for the confirmation."
+                )
+                return None
             check = self._sessions.longest(point)
             if check is None:
                 return None
@@ -519,18 +526,26 @@ class StudyRun:
         """
         if self._request.time_budget is None and self._deadline is None:
             return True
-        timed = [
+        inside = [run.wall_seconds for run in self._timed() if run.session is not None]
+        launch = self._launch_seconds()
+        return self._time_for(median(inside) if inside and not fresh else launch, launch)
+
+    def _timed(self) -> list[Launched]:
+        """What was measured, with the seconds that it took."""
+        return [
             run
             for run in self._launched
             if math.isfinite(run.wall_seconds) and run.kind is not TrialKind.ANCHOR and not run.not_tried
         ]
-        own = [run.wall_seconds for run in timed if run.session is None]
-        inside = [run.wall_seconds for run in timed if run.session is not None]
-        if not own:
-            return True
-        launch = median(own)
-        point = median(inside) if inside and not fresh else launch
-        reserve = point + 2 * self._request.confirmations * launch
+
+    def _launch_seconds(self) -> float:
+        """What a launch takes; 0 while none was made."""
+        own = [run.wall_seconds for run in self._timed() if run.session is None]
+        return median(own) if own else 0.0
+
+    def _time_for(self, seconds: float, launch: float) -> bool:
+        """Whether so many seconds fit into the time, with the confirmation behind them at `launch` seconds each."""
+        reserve = seconds + 2 * self._request.confirmations * launch
         if self._deadline is not None and self._now() + reserve > self._deadline:
             return False
         budget = self._request.time_budget

@@ -98,7 +98,9 @@ def serve(c, seconds_by_phase, held, out_of_memory, check):
         if order["type"] != "step":
             return
         orders += 1
-        time.sleep(float(os.environ.get("FAKE_VERL_STEP_SECONDS", "0.01")))
+        short = float(wrong("SHORT") or 1.0)
+        seconds = float(os.environ.get("FAKE_VERL_STEP_SECONDS", "0.01"))
+        time.sleep(seconds / short if order["work"] == "longest" else seconds)
         check()
         if wrong("DIES") == str(orders):
             os.kill(os.getpid(), signal.SIGKILL)
@@ -111,7 +113,7 @@ def serve(c, seconds_by_phase, held, out_of_memory, check):
         now = applied(c, order["settings"])
         micro = now.actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu
         share = now.actor_rollout_ref.actor.ppo_mini_batch_size * rollout.n // gpus
-        part = 1.0 if order["work"] == "longest" else float(wrong("SHORT") or 1.0)
+        part = 1.0 if order["work"] == "longest" else short
         phase = out_of_memory(now, part)
         error = None
         if phase:
