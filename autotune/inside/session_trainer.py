@@ -6,10 +6,10 @@ so that each phase gets its own; generation limits go to a scheduler of ours (`a
 A *whole* step generates: the same prompts every time, with the lengths that the first step of the session had. A *frozen*
 step trains on the trajectories of that first step and generates nothing; the rewards are those of then. A *generation* step
 generates as a whole one and trains nothing; its rewards are called, or given back as recorded (`autotune.inside.rewards`).
-A
-*longest* step is a frozen one whose trajectories are stretched to the job's limits, for the memory that they take.
-The trajectories stay in this process' memory: nothing is unpickled from a folder, and nothing of them outlives the session. The learning rate is 0
-(the launch sets it), so that all steps start from the same weights, which are thrown away.
+A *longest* step is a frozen one whose trajectories are stretched to the job's limits, for the memory that they take.
+
+The trajectories stay in this process' memory: nothing is unpickled from a folder, and nothing of them outlives the session.
+The learning rate is 0 (the launch sets it), so that all steps start from the same weights, which are thrown away.
 """
 
 import hashlib

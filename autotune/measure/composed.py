@@ -24,8 +24,9 @@ def composed(frozen: StepRecord, *, generation: Sequence[StepRecord], whole: Seq
     """A frozen step as the whole one that it would be with generation as in `generation`.
 
     step = Σ phases + rest. The training phases are those of the frozen step; the generation is the mean over `generation`;
-    reward and the rest that no timer covers (data, dispatch, balancing) are means over `whole`, whole steps of the baseline. All are of one session and do the same work: the same prompts, the same lengths. Metrics of the whole step
-    that a frozen one cannot have are left out; those of the rewards are means over `generation`.
+    reward and the rest that no timer covers (data, dispatch, balancing) are means over `whole`, whole steps of the baseline.
+    All are of one session and do the same work: the same prompts, the same lengths. Metrics of the whole step that a frozen
+    one cannot have are left out; those of the rewards are means over `generation`.
     """
     if not whole or not generation:
         raise ValueError("nothing to take the generation or the rest from")

@@ -213,8 +213,8 @@ class WarmRunner(Runner):
         fits into the GPUs then, too. On several ranks, one that does not fit ends the session.
 
         Returns:
-            None: no session is running, or not one for this Point; or it does not tell how much memory it takes; or the user
-            wants an end.
+            None: no session is running, or not one for this Point; or it does not tell how much memory it takes; or the step
+            failed for another reason than memory (trajectories with pictures, a process that died, the user).
         """
         bench = self._bench
         device = None if bench is None else bench.device
@@ -228,12 +228,14 @@ class WarmRunner(Runner):
         found = bench.longest(setting)
         if isinstance(found, LongestStep):
             return MemoryCheck(point, name, found.tokens, found.peak, found.device.outside, found.device.total)
-        if found is None or found.failure is INTERRUPTED:
+        if found is None:
             return None
-        if found.survived:
-            self._doubt = found
-        else:
+        if not found.survived:
             self._end_session()
+        elif found.failure is not INTERRUPTED:
+            self._doubt = found
+        if found.failure.failure_class is not FailureClass.OOM_GPU:
+            return None
         return MemoryCheck(point, name, 0, None, device.outside, device.total, found.failure)
 
     # -- Points ----------------------------------------------------------------------------------------------------------

@@ -276,7 +276,7 @@ class StudyRun:
         for candidate in self._ranking()[:CHECKED_AT_MOST]:
             check = None if self._stop.is_set() else self._longest(candidate)
             if check is None:
-                continue
+                return  # what cannot be checked is not held back
             why = too_full(check, own)
             if why is None:
                 return

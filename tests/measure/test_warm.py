@@ -560,3 +560,10 @@ def test_a_longest_step_may_take_as_much_longer_as_it_has_more_tokens(stand):
     check = longest(session)
     assert check is not None
     assert check.failure is None
+
+
+def test_what_cannot_be_made_longer_says_nothing_of_memory(stand):
+    session = stand(gpus=1, session_pictures="1")
+    base = session.measure("base")
+    assert longest(session) is None
+    assert session.measure("micro", ACTOR_MICRO_BATCH=4).session == base.session

@@ -11,6 +11,7 @@ What it does wrong on purpose:
     FAKE_VERL_SESSION_CROWDED=f   generates slower the further its engine's max_num_seqs is above the one in effect: (ratio − 1) · f
     FAKE_VERL_SESSION_RANK_OOM=n  runs out of memory on rank 1 alone in its n-th order, and never answers it
     FAKE_VERL_SESSION_DEVICE=0    does not tell how large its GPUs are
+    FAKE_VERL_SESSION_PICTURES=1  has trajectories that cannot be made longer
     FAKE_VERL_SESSION_SHORT=f     has trajectories of f times their longest length, but in longest steps
 """
 
@@ -122,6 +123,8 @@ def serve(c, seconds_by_phase, held, out_of_memory, check):
         elif not now.actor_rollout_ref.actor.use_dynamic_bsz and share % micro:
             phase = "update_actor"
             error = "AssertionError: data size must be divisible by force_group_size * micro_batch_size_per_gpu"
+        if order["work"] == "longest" and wrong("PICTURES"):
+            phase, error = "gen", "PointFailed: trajectories with pictures cannot be made longer than they are"
         if error is not None:
             hurt = True
             text = f"Traceback (most recent call last):\n{error}\n"
