@@ -2,15 +2,51 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from importlib import import_module
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
+from typer.main import get_command
 
 import autotune
-from autotune.cli import best, dashboard, export, logs, night, parse, resume, run, schedule, serve, show, studies
 from autotune.cli import console as terminal
 from autotune.measure.job_record import sweep
 from autotune.values import AutotuneError
+
+COMMANDS = {
+    "run": "Finds the fastest settings for a verl training command.",
+    "resume": "Goes on with a study that was stopped or killed.",
+    "studies": "Lists the studies, oldest first.",
+    "show": "Shows a study: its verdict, its phases, every launch.",
+    "best": "Prints the best settings of a study.",
+    "export": "Writes the report and the files of a study anew.",
+    "parse": "Shows what a launch script passes to verl.",
+    "logs": "Steps, speed and failure of a verl run, from its log.",
+    "dashboard": "Shows every study as web pages, live while one runs.",
+    "schedule": "Checks and tunes jobs every night.",
+    "serve": "Runs schedules in their windows, and serves the dashboard.",
+    "night": "",
+}
+"""The sub-commands and their lines in the help; one without a line is not listed. Each is in the module of its name."""
+
+
+class Later(TyperCommand):
+    """Stands for a sub-command until it is asked for; only then is its module imported, and with it what it alone needs.
+
+    With all of them imported, the help took two seconds to appear.
+    """
+
+    def make_context(self, *args: Any, **more: Any) -> Any:
+        """The context of the sub-command itself."""
+        assert self.name is not None
+        module = import_module(f"autotune.cli.{self.name}")
+        found = getattr(module, "app", None)
+        if found is None:
+            found = typer.Typer(add_completion=False, rich_markup_mode=None)
+            found.command(self.name)(getattr(module, self.name))
+        return get_command(found).make_context(*args, **more)
+
 
 app = typer.Typer(
     name="autotune",
@@ -20,18 +56,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-app.command("run")(run.run)
-app.command("resume")(resume.resume)
-app.command("studies")(studies.studies)
-app.command("show")(show.show)
-app.command("best")(best.best)
-app.command("export")(export.export)
-app.command("parse")(parse.parse)
-app.command("logs")(logs.logs)
-app.command("dashboard")(dashboard.dashboard)
-app.add_typer(schedule.app, name="schedule")
-app.command("serve")(serve.serve)
-app.command("night", hidden=True)(night.night)
+for _name, _line in COMMANDS.items():
+    app.command(_name, cls=Later, help=_line, hidden=not _line)(lambda: None)
 
 
 def _version(wanted: bool) -> None:

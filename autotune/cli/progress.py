@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from rich.bar import Bar
 from rich.console import Console, Group, RenderableType
@@ -16,8 +17,10 @@ from autotune.measure.runner import Event, StageSeen, StepSeen
 from autotune.store.records import TrialRecord, gain_of
 from autotune.tuner import wording as words
 from autotune.tuner.listener import Listener
-from autotune.tuner.prepare import Prepared
 from autotune.values import Point, StepRecord, TrialKind, TrialState
+
+if TYPE_CHECKING:  # `show` draws its bars, and prepares nothing
+    from autotune.tuner.prepare import Prepared
 
 _COLOURS = {
     "gen": "cyan",

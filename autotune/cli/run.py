@@ -21,7 +21,6 @@ from autotune.cli import options
 from autotune.cli.pairs import pairs
 from autotune.cli.progress import Progress
 from autotune.cli.storage import DEFAULT_STORAGE
-from autotune.dashboard.report import write_report
 from autotune.launch import Launch, capture_environment
 from autotune.measure.job_record import await_orphans
 from autotune.measure.runner import Limits
@@ -158,6 +157,8 @@ def tune(request: RunRequest, *, dry_run: bool, as_json: bool, resumed: StudyRec
             if as_json:
                 terminal.print_json(dry_run_json(prepared))
             return terminal.OK
+        from autotune.dashboard.report import write_report  # here: a dry run needs no pages
+
         shown = terminal.err if as_json else terminal.out
         with Progress(shown) as progress:
             presses = 0

@@ -44,6 +44,7 @@ SHOWN_RUNS, SHOWN_NIGHTS = 3, 5
 app = typer.Typer(
     help="Checks and tunes jobs every night, and speaks up when one has become slower.",
     no_args_is_help=True,
+    add_completion=False,
     rich_markup_mode=None,
 )
 NameArgument = Annotated[str, typer.Argument(help="Name of the schedule.")]

@@ -16,7 +16,7 @@ from itertools import pairwise
 from statistics import fmean, variance
 from typing import TypeAlias
 
-from scipy.stats import t as student
+from scipy.special import stdtrit  # a quantile of Student's t; scipy.stats would take half a second to import
 
 STEP = "step"
 """Quantity that stands for all phases together."""
@@ -155,7 +155,7 @@ def _test(
         [[night[subject][quantity] for night in group if _known(night, subject, quantity)] for group in groups],
         tonight[subject][quantity],
     )
-    reach = float(student.ppf(1 - tail, freedom)) * deviation * math.sqrt(1 + 1 / len(known))
+    reach = float(stdtrit(freedom, 1 - tail)) * deviation * math.sqrt(1 + 1 / len(known))
     return Test(subject, quantity, math.expm1(change), max(LEAST, math.expm1(reach)))
 
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean, variance
 
-from scipy.stats import t as student
+from scipy.special import stdtrit  # a quantile of Student's t; scipy.stats would take half a second to import
 
 from autotune.values import Decision
 
@@ -114,7 +114,7 @@ def judge(
             "no Point was launched twice, so nothing is known about the spread between launches",
         )  # fmt: skip
     deviation, freedom = noise
-    reach = float(student.ppf((1 + CONFIDENCE) / 2, freedom)) * deviation
+    reach = float(stdtrit(freedom, (1 + CONFIDENCE) / 2)) * deviation
     half = reach * math.sqrt(1 / len(baseline) + 1 / len(best))
     interval = Interval(math.expm1(gain - half), math.expm1(gain + half))
     one_more = reach * math.sqrt(1 + 1 / len(best))

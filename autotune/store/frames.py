@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
-
-import pandas as pd
+from typing import TYPE_CHECKING, Any, Literal
 
 from autotune.store.records import StudyRecord
 from autotune.store.store import Store
 from autotune.values import KnobValue
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 def trials_frame(store: Store, study: StudyRecord) -> pd.DataFrame:
@@ -17,6 +18,8 @@ def trials_frame(store: Store, study: StudyRecord) -> pd.DataFrame:
 
     A knob's column has the type of its values (nullable); text where the knob took values of several types.
     """
+    import pandas as pd  # here: half a second that only the end of a study needs
+
     trials = store.trials(study.id)
     rows = []
     for trial in trials:
@@ -73,6 +76,8 @@ def _column_type(values: Sequence[KnobValue]) -> Literal["boolean", "Int64", "Fl
 
 def steps_frame(store: Store, study: StudyRecord) -> pd.DataFrame:
     """One row per step of every trial, with `phase_<name>_s` columns."""
+    import pandas as pd
+
     rows = []
     for trial in store.trials(study.id):
         rows += [

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from autotune.measure.runner import Event
 from autotune.store.records import TrialRecord
-from autotune.tuner.prepare import Prepared
 from autotune.values import Point, TrialKind
+
+if TYPE_CHECKING:
+    from autotune.tuner.prepare import Prepared
 
 
 class Listener:
