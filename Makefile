@@ -14,8 +14,11 @@ demo: $(VENV)/.verl
 test: $(VENV)/.verl $(VENV)/.postgres $(VENV)/.chromium
 	$(BIN)/python -m pytest
 
+# Half of its time is spent on waiting, hence four at once. Hundreds of interpreters start: each would compile all sources
+# where the environment forbids them to keep bytecode.
 test-fast: $(VENV)/.base
-	$(BIN)/python -m pytest -m "not verl and not postgres and not browser and not slow"
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder \
+	  -m "not verl and not postgres and not browser and not slow"
 
 lint: $(VENV)/.base
 	$(BIN)/ruff check .

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 
 from autotune.values import KnobValue, Point
 
@@ -43,6 +44,11 @@ class Space:
         for dimension in self.dimensions:
             total *= len(dimension.choices)
         return total
+
+    def points(self) -> Iterator[Point]:
+        """Every combination."""
+        for rungs in product(*(range(len(dimension.choices)) for dimension in self.dimensions)):
+            yield self.point({dimension.key: rung for dimension, rung in zip(self.dimensions, rungs, strict=True)})
 
     def point(self, rungs: Mapping[str, int]) -> Point:
         """The Point at these rungs; knobs that are not named keep the user's value."""

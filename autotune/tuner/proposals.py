@@ -6,6 +6,7 @@ import warnings as python_warnings
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import optuna
 from optuna.distributions import BaseDistribution, IntDistribution
@@ -24,6 +25,8 @@ from autotune.verl.settings import canonical
 CONSTRAINT = "launch"
 """The one constraint of every trial: above 0 where verl could not run the Point. GP wants the same keys on each trial."""
 _TRIES = 200
+_LISTED = 1000
+"""A space of at most so many combinations is listed, so that its end is known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,12 +92,21 @@ class Proposer:
             if self._acceptable(proposal):
                 return proposal
         for _ in range(_TRIES):
+            if self._all is not None and self._all <= self._seen:
+                return None  # else the sampler would be asked to the last try, and every answer stored: seconds for nothing
             trial = self._study.ask(self._distributions)
             point = canonical(self._space.point(trial.params), self._space.baseline)
             proposal = Proposal(point, self._study.sampler.__class__.__name__.removesuffix("Sampler").lower(), trial)
             if self._acceptable(proposal):
                 return proposal
         return None
+
+    @cached_property
+    def _all(self) -> frozenset[Point] | None:
+        """Every Point of the space; None where it is too large to be listed."""
+        if self._space.size > _LISTED:
+            return None
+        return frozenset(canonical(point, self._space.baseline) for point in self._space.points())
 
     def restore(self, launches: Sequence[Launched], value: Callable[[Launched], float]) -> None:
         """Takes up a study where another tuner left it: what it measured is known, what it did not tell is told now.

@@ -27,7 +27,7 @@ def cut(folder: Path, *arguments: str, after: str = "t004", number: int = signal
     running = subprocess.Popen(
         [*AUTOTUNE, "run", "train.sh", "--trials", "6", "--confirmations", "1", "--study", "cut", *arguments],
         cwd=folder,
-        env=env_of(**{"step_seconds": "0.3", **faults}),
+        env=env_of(**{"step_seconds": "0.15", **faults}),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

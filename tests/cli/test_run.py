@@ -28,7 +28,7 @@ ROOT = str(Path(__file__).resolve().parents[2])
 
 def env_of(**faults: str) -> dict[str, str]:
     env = environment(**faults)
-    return {**env, "PYTHONPATH": f"{ROOT}:{env['PYTHONPATH']}", "COLUMNS": "200"}
+    return {**env, "PYTHONPATH": f"{ROOT}:{env['PYTHONPATH']}", "COLUMNS": "400"}
 
 
 @dataclass(frozen=True)
@@ -243,7 +243,7 @@ def test_an_interrupt_keeps_what_was_measured_and_leaves_no_process(tmp_path):
     running = subprocess.Popen(
         [*AUTOTUNE, "run", "train.sh", "--trials", "30", "--study", "cut"],
         cwd=tmp_path,
-        env=env_of(step_seconds="0.3"),
+        env=env_of(step_seconds="0.15"),
         stdout=subprocess.PIPE,
         text=True,
     )

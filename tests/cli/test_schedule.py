@@ -48,7 +48,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def schedule(folder: Path, *arguments: str) -> Ran:
     """The command in `folder`."""
     assert Path.cwd() == folder
-    result = CliRunner().invoke(app, ["schedule", *arguments])
+    result = CliRunner().invoke(app, ["schedule", *arguments], env={"COLUMNS": "400"})
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
     return Ran(result.exit_code, result.stdout, result.stderr)

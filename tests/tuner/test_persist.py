@@ -315,7 +315,7 @@ def test_a_study_whose_database_stays_locked_ends_with_its_measurement_in_a_file
         return outcome
 
     monkeypatch.setattr(ColdRunner, "measure", measure)
-    ran = autotune(tmp_path, "run", "train.sh", "--trials", "2", "--study", "one", "--out", "o")
+    ran = autotune(tmp_path, "run", "train.sh", "--trials", "2", "--confirmations", "0", "--study", "one", "--out", "o")
     for other in holding:
         other.close()
     assert ran.returncode == 1

@@ -23,7 +23,15 @@ import sys
 import time
 from pathlib import Path
 
-import hydra
+import yaml
+
+yaml.SafeLoader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # before Hydra: a launch takes half the processor time
+
+import hydra  # noqa: E402
+from hydra._internal.hydra import Hydra  # noqa: E402
+from hydra.types import RunMode  # noqa: E402
+
+Hydra.get_mode = lambda self, *_, **__: RunMode.RUN  # else the configuration is composed twice
 
 MEMORY_GB = 80.0
 
