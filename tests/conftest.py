@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
 
 from autotune.measure.job_record import FOLDER_VARIABLE
+
+for _size in (
+    "COLUMNS",
+    "LINES",
+):  # set in a worker of pytest-xdist; a console that sees them when it is made keeps that width
+    os.environ.pop(_size, None)
 
 LONG = (
     "tests/tuner/test_sessions.py",
