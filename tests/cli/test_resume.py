@@ -113,7 +113,7 @@ def test_an_environment_that_composes_another_configuration_is_another_study(int
 
 def test_a_secret_that_was_not_stored_is_asked_for(tmp_path):
     write_script(tmp_path)
-    cut(tmp_path, "--env", "WANDB_API_KEY=0123456789abcdef0123456789abcdef", after="t000")
+    cut(tmp_path, "--env", "WANDB_API_KEY=0123456789abcdef0123456789abcdef", "--confirmations", "0", after="t000")
     assert b"0123456789abcdef" not in (tmp_path / "trials.db").read_bytes()
     ran = autotune(tmp_path, "resume")
     assert ran.returncode == 2
