@@ -102,7 +102,7 @@ def test_a_launch_that_stops_stepping_is_ended_by_the_watchdog(tmp_path):
 
 def test_children_that_ignore_sigterm_and_shared_memory_do_not_outlive_the_launch(tmp_path):
     before = set(os.listdir("/dev/shm"))
-    found = runner_in(tmp_path, child="1").measure(order_in(tmp_path), lambda e: None)
+    found = runner_in(tmp_path, replace(QUICK, exit=1.0), child="1").measure(order_in(tmp_path), lambda e: None)
     assert isinstance(found, Measurement)
     left = set(os.listdir("/dev/shm")) - before
     assert not [name for name in left if re.fullmatch(r"psm_fake_\d+", name)]
