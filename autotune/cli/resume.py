@@ -11,7 +11,8 @@ import typer
 from autotune.cli import console as terminal
 from autotune.cli.options import seconds_of
 from autotune.cli.pairs import pairs
-from autotune.cli.run import run_setup, tune
+from autotune.cli.run import tune
+from autotune.cli.setup import run_setup
 from autotune.cli.storage import DEFAULT_STORAGE, absolute_storage, open_existing
 from autotune.tuner.execute import check_places
 from autotune.tuner.resume import folder_of, resumable, stored_request

@@ -20,8 +20,9 @@ from autotune.cli import console as terminal
 from autotune.cli import options
 from autotune.cli.pairs import pairs
 from autotune.cli.progress import Progress
+from autotune.cli.setup import run_setup
 from autotune.cli.storage import DEFAULT_STORAGE
-from autotune.launch import Launch, capture_environment
+from autotune.launch import Launch
 from autotune.measure.job_record import await_orphans
 from autotune.measure.runner import Limits
 from autotune.store.records import StudyRecord
@@ -307,20 +308,3 @@ def _script(script: Path | None) -> Path:
 
 def _name_of(script: Path) -> str:
     return re.sub(r"[^A-Za-z0-9_.-]+", "-", script.stem) or "study"
-
-
-def run_setup(command: str | None, env: dict[str, str], *, yes: bool, dry_run: bool) -> dict[str, str]:
-    """What the user's set-up command exports, once the user has agreed to run it.
-
-    Raises:
-        BadInput: not agreed to, or nobody can be asked.
-    """
-    if command is None or dry_run:
-        return {}
-    if not yes:
-        if not sys.stdin.isatty():
-            raise BadInput("--setup runs a command in bash; confirm it with --yes where nobody can be asked")
-        terminal.err.print(f"--setup runs once in bash: {escape(command)}")
-        if not typer.confirm("Run it?", err=True):
-            raise BadInput("--setup was not confirmed; nothing was run")
-    return capture_environment(command, timeout_s=600.0, env=env)

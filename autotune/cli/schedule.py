@@ -24,7 +24,7 @@ from sqlalchemy.engine import make_url
 from autotune.cli import console as terminal
 from autotune.cli import options
 from autotune.cli.pairs import pairs as named
-from autotune.cli.run import run_setup
+from autotune.cli.setup import run_setup
 from autotune.cli.storage import DEFAULT_STORAGE, absolute_storage
 from autotune.measure.runner import Limits
 from autotune.service import control, lock, registration

@@ -11,17 +11,18 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from autotune.redaction import MASK, redact, redact_json
 from autotune.service.timing import Timetable
 from autotune.store import schedules
 from autotune.store.schedules import NAME_LENGTH, ScheduleRecord
 from autotune.store.store import Store
-from autotune.tuner.execute import check_places
-from autotune.tuner.prepare import Prepared, launch_environment, open_composer, prepare, read_script
 from autotune.tuner.request import RunRequest
 from autotune.values import BadInput
+
+if TYPE_CHECKING:
+    from autotune.tuner.prepare import Prepared
 
 FEWEST_PAIRS, MOST_PAIRS = 2, 100
 """Of a canary: below two there is no spread, and beyond a hundred no time for anything else."""
@@ -65,6 +66,10 @@ class Registration:
         Raises:
             BadInput: with one clear sentence for whatever is wrong first.
         """
+        # Here: pausing a schedule, or listing them, prepares nothing.
+        from autotune.tuner.execute import check_places
+        from autotune.tuner.prepare import launch_environment, open_composer, prepare, read_script
+
         known = {name: environment[name] for name in self.from_service if name in environment}
         request = replace(self.request, env={**self.request.env, **known})
         check_places(request)
