@@ -17,7 +17,7 @@ test: $(VENV)/.verl $(VENV)/.postgres $(VENV)/.chromium
 # Half of its time is spent on waiting, hence four at once. Hundreds of interpreters start: each would compile all sources
 # where the environment forbids them to keep bytecode.
 test-fast: $(VENV)/.base
-	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder \
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder --timeout 300 \
 	  -m "not verl and not postgres and not browser and not slow"
 
 lint: $(VENV)/.base
