@@ -551,12 +551,12 @@ def test_without_a_session_that_knows_its_device_nothing_is_trained_for_its_memo
 
 
 def test_a_longest_step_may_take_as_much_longer_as_it_has_more_tokens(stand):
-    """Four times 0.4 s is more than the second after which another step counts as hung."""
-    session = stand(session_short="0.25", step_seconds="0.4")
+    """Eight times half a second is more than the 2.5 s after which another step counts as hung."""
+    session = stand(limits=replace(QUICK, step_floor=2.5), session_short="0.125", step_seconds="0.5")
     assert session.runner.longest_seconds() == 0.0
     session.measure("base")
     spent = session.runner._spent["frozen"]
-    assert session.runner.longest_seconds() == pytest.approx(4 * sum(spent) / len(spent), rel=0.01)
+    assert session.runner.longest_seconds() == pytest.approx(8 * sum(spent) / len(spent), rel=0.01)
     check = longest(session)
     assert check is not None
     assert check.failure is None
