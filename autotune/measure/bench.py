@@ -234,10 +234,14 @@ class Bench:
 
     def longest_loads(self, setting: Setting) -> Loads:
         """As `loads`, with every trajectory as long as the job allows; empty where the limits are not known."""
-        settings, limit = self._settings(setting), limit_of(setting.config)
-        if isinstance(settings, Failure) or limit is None:
+        settings = self._settings(setting)
+        return {} if isinstance(settings, Failure) else self._longest_loads(setting.config, settings)
+
+    def _longest_loads(self, config: FlatConfig, settings: Mapping[str, Any]) -> Loads:
+        limit = limit_of(config)
+        if limit is None:
             return {}
-        return loads_of(settings["phases"], [limit] * len(self._lengths), setting.config, self._world_size)
+        return loads_of(settings["phases"], [limit] * len(self._lengths), config, self._world_size)
 
     def stretch(self, setting: Setting) -> float:
         """How many times as many tokens a longest step has as a frozen one; 1 where that is not known."""
@@ -249,6 +253,29 @@ class Bench:
         settings = self._settings(setting)
         if isinstance(settings, Failure):
             return StepFailed(settings, survived=True)
+        return self._train_longest(setting, settings)
+
+    def approach_longest(self, setting: Setting, fits: Callable[[Loads], bool]) -> LongestStep | StepFailed | None:
+        """Trains once with every trajectory as long as the job allows and half of what the setting has in each phase, or a
+        quarter …, as much as `fits`: what is far from all that was run is a bad guess, and what is twice as much is a good one.
+
+        Returns:
+            None: nothing was learnt, since what fits was run before, or nothing fits.
+        """
+        settings, limit = self._settings(setting), limit_of(setting.config)
+        if isinstance(settings, Failure) or limit is None:
+            return None
+        for halvings in range(1, MOST_HALVINGS + 1):
+            phases = {name: smaller(batching, halvings, limit) for name, batching in settings["phases"].items()}
+            part = {**settings, "phases": phases}
+            loads = self._longest_loads(setting.config, part)
+            if any(peak.loads == loads for peak in self.peaks):
+                return None
+            if fits(loads):
+                return self._train_longest(setting, part)
+        return None
+
+    def _train_longest(self, setting: Setting, settings: Mapping[str, Any]) -> LongestStep | StepFailed | None:
         seen = self.session.step(LONGEST, settings, stopped=self._stop_now, patience=max(1.0, self.stretch(setting)))
         if isinstance(seen, StepFailed):
             return seen
@@ -453,6 +480,15 @@ def part_of(batching: Mapping[str, Any], share: int, *, longest: int) -> dict[st
     if batching.get("use_dynamic_bsz") and whole // share < longest:
         return None
     return {**batching, name: whole // share}
+
+
+def smaller(batching: Mapping[str, Any], halvings: int, longest: int) -> Mapping[str, Any]:
+    """How a phase is batched with a part of the tokens at once, as near to 1 in 2 ** `halvings` as it can be divided."""
+    for fewer in range(halvings, 0, -1):
+        part = part_of(batching, 2**fewer, longest=longest)
+        if part is not None:
+            return part
+    return batching
 
 
 def _part(point: Point, known: frozenset[str]) -> _Part:

@@ -221,10 +221,17 @@ class WarmRunner(Runner):
         if bench is None or device is None or not self.is_live(point) or self._beyond(point):
             return None
         setting, name = self._setting(point), bench.session.id
-        if self._predicted_oom is not None and self._job.world_size > 1:
-            failure = self._predicted_oom(bench.longest_loads(setting), bench.peaks, device)
-            if failure is not None:
-                return MemoryCheck(point, name, 0, None, device.outside, device.total, failure)
+        rule = self._predicted_oom if self._job.world_size > 1 else None
+        while rule is not None:
+            refused = rule(bench.longest_loads(setting), bench.peaks, device)
+            if refused is None:
+                break
+            on_the_way = bench.approach_longest(setting, lambda loads: rule(loads, bench.peaks, device) is None)
+            if isinstance(on_the_way, StepFailed):
+                self._end_session()
+                return None
+            if on_the_way is None or self._stopping():
+                return MemoryCheck(point, name, 0, None, device.outside, device.total, refused)
         found = bench.longest(setting)
         if isinstance(found, LongestStep):
             return MemoryCheck(point, name, found.tokens, found.peak, found.device.outside, found.device.total)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from autotune.values import KnobValue
+from autotune.values import NOT_TRIED, KnobValue
 
 
 def gain(fraction: float | None) -> str:
@@ -80,8 +80,11 @@ def memory(verdict: Mapping[str, Any]) -> str:
 
 
 def _use(check: Mapping[str, Any]) -> str:
-    if check["failure"] is not None:
-        return f"does not fit ({check['failure']['class']} in {check['failure']['phase']})"
+    failure = check["failure"]
+    if failure is not None and str(failure["evidence"]).endswith(NOT_TRIED):
+        return f"is not expected to fit (in {failure['phase']}; {NOT_TRIED})"
+    if failure is not None:
+        return f"does not fit ({failure['class']} in {failure['phase']})"
     return f"{number(check['used'])} of {number(check['device'])} GiB"
 
 

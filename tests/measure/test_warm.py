@@ -531,6 +531,17 @@ def test_on_several_ranks_one_that_would_not_fit_at_its_limits_is_not_trained(st
     assert session.measure("again", ACTOR_MICRO_BATCH=32).session == micro.session
 
 
+def test_on_several_ranks_parts_of_a_batch_show_that_it_fits_at_its_limits(stand):
+    """8 trajectories take 45 GiB of 80, and 2 of an eighth of their length took 20.8: in proportion that would be 355."""
+    session = stand(session_short="0.125")
+    base = session.measure("base")
+    check = longest(session, ACTOR_MICRO_BATCH=8)
+    assert check is not None
+    assert check.failure is None
+    assert check.peak == pytest.approx(44.6 * 2**30, rel=0.01)
+    assert session.measure("again", ACTOR_MICRO_BATCH=4).session == base.session
+
+
 def test_on_one_rank_one_that_does_not_fit_at_its_limits_leaves_the_session(stand):
     session = stand(gpus=1, session_short="0.25")
     base = session.measure("base")

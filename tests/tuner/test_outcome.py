@@ -269,10 +269,22 @@ def test_faster_point_differs_from_the_baseline_in_what_the_report_lists(store: 
         (
             {
                 "baseline": {"failure": None, "used": 25.3, "device": 139.8},
-                "best": {"failure": {"class": "oom_gpu", "phase": "ref"}, "used": None, "device": 139.8},
+                "best": {
+                    "failure": {"class": "oom_gpu", "phase": "ref", "evidence": "9 GiB"},
+                    "used": None,
+                    "device": 139.8,
+                },
                 "left_out": 2,
             },
             "best does not fit (oom_gpu in ref), your command 25.3 of 139.8 GiB; 2 faster settings left out for it",
+        ),
+        (
+            {
+                "baseline": {"failure": failure("80 GiB; not tried").to_json(), "used": None, "device": 139.8},
+                "best": None,
+                "left_out": 0,
+            },
+            "your command is not expected to fit (in update_actor; not tried)",
         ),
     ],
 )
