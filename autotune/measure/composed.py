@@ -10,7 +10,7 @@ from autotune.values import StepRecord
 
 TRAINING = ("old_log_prob", "ref", "values", "adv", "update_critic", "update_actor", "update_weights")
 """Phases that a frozen step does as a whole one does. Weight sync is one of them: the more memory training took, the longer
-vLLM takes to have its own back (on an H200 0.24 s at a micro-batch of 4, 0.62 s at one of 128; docs/benchmarks.md)."""
+vLLM takes to have its own back (on an H200 0.25 s at a micro-batch of 4, 0.62 s at one of 128; docs/benchmarks.md)."""
 GENERATING = ("gen",)
 """Phases that a generation step does as a whole one does."""
 _OF_THE_STEP = ("timing_s/gen", "timing_s/step", "timing_per_token_ms/gen", "perf/time_per_step", "perf/throughput")
