@@ -201,11 +201,11 @@ class WarmRunner(Runner):
         self.revisit(plan)
         self._end_session()
 
-    def longest_seconds(self) -> float:
-        """About what `longest` takes, seconds; 0 where that is not known."""
+    def longest_seconds(self) -> float | None:
+        """About what `longest` takes, seconds; None: nothing would be measured."""
         frozen = self._spent.get(FROZEN, [])
-        if self._bench is None or not frozen:
-            return 0.0
+        if self._bench is None or self._bench.device is None or not frozen:
+            return None
         return fmean(frozen) * self._bench.stretch(self._setting(self._baseline))
 
     def longest(self, point: Point) -> MemoryCheck | None:

@@ -289,6 +289,8 @@ class StudyRun:
         """The check of a Point, made now unless it was before; None: it cannot be made."""
         if point not in self._checks and self._sessions is not None:
             seconds = self._sessions.longest_seconds()
+            if seconds is None:
+                return None
             if not self._time_for(seconds, self._launch_seconds()):
                 self._listener.said(
                     f"Memory with every response at its limit is not measured: such a step takes about {duration(seconds)}, and the "
