@@ -26,7 +26,7 @@ from autotune.measure.interference import InterferenceWatch
 from autotune.measure.outcome_json import outcome_to_json
 from autotune.measure.payload import CPU_ENVIRONMENT, write_payload
 from autotune.measure.runner import Event, Limits, Order, Outcome, Runner, StepPlan, StepSeen
-from autotune.measure.session import LIVE, Reward, Session, SessionStep, StepFailed, Work
+from autotune.measure.session import LIVE, Session, SessionStep, StepFailed, Work
 from autotune.measure.warm import MemoryRule, WarmRunner
 from autotune.values import Failure, KnobValue, Measurement, Point, Refusal
 from autotune.verl import keys
@@ -164,18 +164,9 @@ class RecordedSession(Session):
         )
         return failure
 
-    def step(
-        self,
-        work: Work,
-        settings: Mapping[str, Any],
-        *,
-        stopped: Callable[[], bool],
-        crowding: float = 0.25,
-        reward: Reward = LIVE,
-        patience: float = 1.0,
-    ) -> SessionStep | StepFailed:
+    def step(self, work: Work, settings: Mapping[str, Any], **options: Any) -> SessionStep | StepFailed:
         begin = time.monotonic()
-        found = super().step(work, settings, stopped=stopped, crowding=crowding, reward=reward, patience=patience)
+        found = super().step(work, settings, **options)
         wall = time.monotonic() - begin
         if isinstance(found, StepFailed):
             told: dict[str, Any] = {"failure": found.failure.to_json(), "survived": found.survived}
@@ -192,7 +183,13 @@ class RecordedSession(Session):
                 "lengths": found.lengths,
             }
         self.records.write(
-            "step", session=self.id, work=work, reward=reward, wall=wall, settings=dict(settings), **told
+            "step",
+            session=self.id,
+            work=work,
+            reward=options.get("reward", LIVE),
+            wall=wall,
+            settings=dict(settings),
+            **told,
         )
         return found
 

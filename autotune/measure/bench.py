@@ -73,15 +73,11 @@ class LongestStep:
     """What training at some setting took with every trajectory as long as the job allows: forward, backward, optimiser step,
     and vLLM awake again behind it."""
 
-    seconds: float
-    """Of the one step, which settles: for its cost, not for comparison."""
     tokens: int
     """Of all trajectories."""
     peak: int
     """Most bytes that a rank's allocator had reserved."""
     device: DeviceMemory
-    loads: Loads
-    """Tokens by phase that this held at once."""
 
 
 class Bench:
@@ -284,7 +280,7 @@ class Bench:
             return None
         loads = loads_of(settings["phases"], seen.lengths, setting.config, self._world_size)
         self.peaks.append(Peak(loads, seen.peak_bytes))
-        return LongestStep(seen.record.seconds, sum(seen.lengths), seen.peak_bytes, self.device, loads)
+        return LongestStep(sum(seen.lengths), seen.peak_bytes, self.device)
 
     def _loads(self, config: FlatConfig, settings: Mapping[str, Any]) -> Loads:
         return loads_of(settings["phases"], self._lengths, config, self._world_size)

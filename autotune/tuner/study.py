@@ -291,7 +291,7 @@ class StudyRun:
             seconds = self._sessions.longest_seconds()
             if seconds is None:
                 return None
-            if not self._time_for(seconds, self._launch_seconds()):
+            if not self._time_for(seconds):
                 self._listener.said(
                     f"Memory with every response at its limit is not measured: such a step takes about {duration(seconds)}, and the "
                     "time is spent but for the confirmation."
@@ -529,8 +529,7 @@ class StudyRun:
         if self._request.time_budget is None and self._deadline is None:
             return True
         inside = [run.wall_seconds for run in self._timed() if run.session is not None]
-        launch = self._launch_seconds()
-        return self._time_for(median(inside) if inside and not fresh else launch, launch)
+        return self._time_for(median(inside) if inside and not fresh else self._launch_seconds())
 
     def _timed(self) -> list[Launched]:
         """What was measured, with the seconds that it took."""
@@ -545,9 +544,9 @@ class StudyRun:
         own = [run.wall_seconds for run in self._timed() if run.session is None]
         return median(own) if own else 0.0
 
-    def _time_for(self, seconds: float, launch: float) -> bool:
-        """Whether so many seconds fit into the time, with the confirmation behind them at `launch` seconds each."""
-        reserve = seconds + 2 * self._request.confirmations * launch
+    def _time_for(self, seconds: float) -> bool:
+        """Whether so many seconds fit into the time, with the confirmation behind them."""
+        reserve = seconds + 2 * self._request.confirmations * self._launch_seconds()
         if self._deadline is not None and self._now() + reserve > self._deadline:
             return False
         budget = self._request.time_budget
