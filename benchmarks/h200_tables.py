@@ -1,7 +1,7 @@
 """The tables of docs/benchmarks.md, as Markdown, from what the courses on H200 GPUs wrote down.
 
 python benchmarks/h200_tables.py [benchmarks/data/h200/records.jsonl]
-python benchmarks/h200_tables.py benchmarks/data/h200/longest.jsonl          that and beside.jsonl: of h200_bias.py
+python benchmarks/h200_tables.py benchmarks/data/h200/longest.jsonl          that, beside.jsonl and launches*.jsonl: of h200_bias.py
 """
 
 from __future__ import annotations
@@ -126,6 +126,19 @@ def beside(lines: Sequence[dict[str, Any]], label: str) -> str:
     return table(["phase", "probes", "whole steps of the session", "launch of its own"], rows)
 
 
+def throughputs(recordings: Sequence[Recorded]) -> str:
+    """Tokens a second of every outcome."""
+    rows = []
+    for recorded in recordings:
+        found = recorded.outcome
+        if isinstance(found, Failure):
+            rows.append([recorded.label, "launch" if recorded.fresh else "session", found.failure_class.value, ""])
+            continue
+        how = "launch" if recorded.fresh else f"session, {found.source.value}"
+        rows.append([recorded.label, how, f"{found.throughput:,.0f}", f"{found.step_seconds:.2f}"])
+    return table(["Point", "measured in", "tokens/s", "step s"], rows) + "\n"
+
+
 def longest(lines: Sequence[dict[str, Any]]) -> str:
     """What was predicted and taken with every trajectory at its limit."""
     rows = []
@@ -150,10 +163,14 @@ def main() -> None:
     path = Path(sys.argv[1]) if len(sys.argv) > 1 else RECORDS
     recordings = read_recordings(path)
     lines: list[dict[str, Any]] = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    if any("h200_bias" in str(line.get("argv")) for line in lines):
-        for label in ("baseline", "best"):
+    if path.resolve() != RECORDS:
+        for label in dict.fromkeys(line["label"] for line in lines if line["kind"] in ("point", "cold-step")):
             print(f"### {label}\n\n{beside(lines, label)}\n")
+        print(throughputs(recordings))
         print(longest(lines))
+        for line in lines:
+            if line["kind"] == "disturbed":
+                print(f"\n{line['at']:.0f} s: a step of {line['seconds']:.1f} s was disturbed: {line['by']}")
         return
     print("### Points of the session\n")
     print(points(recordings))

@@ -36,7 +36,8 @@ _COLOURS = {
 class Progress(Listener):
     """Shows the trial that runs, its steps by phase, what was measured so far, and the time left.
 
-    On a terminal the view is redrawn in place; elsewhere every launch leaves one line.
+    On a terminal the view is redrawn in place; elsewhere a line says what is launched, since that takes minutes. Every trial
+    leaves a line, and a failed one a second with its cause.
     """
 
     def __init__(self, console: Console) -> None:
@@ -75,6 +76,8 @@ class Progress(Listener):
     def trial_event(self, number: int, event: Event) -> None:
         if isinstance(event, StageSeen):
             self._stage = event.stage
+            if event.stage == "starting" and self._live is None and self._running is not None:
+                self._console.print(f"t{number:03d} starting verl: {escape(self._running[1])}", style="dim")
         elif isinstance(event, StepSeen):
             self._step = event.step
 
@@ -82,6 +85,9 @@ class Progress(Listener):
         self._trials.append(trial)
         self._running = None
         self._console.print(self._line(trial))
+        evidence = (trial.failure or {}).get("evidence")
+        if evidence:
+            self._console.print(f"     {escape(evidence)}", style="dim")
 
     def said(self, text: str) -> None:
         self._console.print(f"[yellow]note[/] {escape(text)}")

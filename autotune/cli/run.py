@@ -279,6 +279,9 @@ def _conclude(outputs: Outputs) -> None:
             f"One more launch of the best setting is expected at {words.number(low)} to {words.number(high)} tokens/s/GPU "
             f"(measured: {words.number(outputs.verdict['best_throughput'])})."
         )
+    memory = outputs.verdict.get("memory") or {}
+    if memory.get("baseline") or memory.get("best"):
+        console.print(escape(words.memory(outputs.verdict)))
     for path in outputs.files:
         console.print(f"  {escape(str(path))}", style="dim", soft_wrap=True)
     if outputs.stopped:

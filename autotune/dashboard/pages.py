@@ -386,6 +386,8 @@ class TrialPage:
     """Whether it is that command itself."""
     gain: float | None
     settings: tuple[Setting, ...]
+    reported: tuple[tuple[str, KnobValue], ...]
+    """What else verl, vLLM and the host reported while it ran: the engine's cache and batches, the rewards, stolen CPU time."""
     steps: tuple[StepRecord, ...]
     phases: tuple[str, ...]
     figure: Figure | None
@@ -425,6 +427,7 @@ def trial(store: Store, study_id: int, number: int) -> TrialPage | None:
         is_own=record.kind in (TrialKind.BASELINE, TrialKind.ANCHOR),
         gain=gain_of(record, levels),
         settings=tuple(_settings(record, own)),
+        reported=tuple(sorted((k, v) for k, v in record.echo.items() if k not in record.point.as_dict())),
         steps=tuple(steps),
         phases=tuple(order_phases(record.phases, baseline.phases if baseline else {})),
         figure=figures.steps_figure(steps) if steps else None,

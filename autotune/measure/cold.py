@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from autotune.measure.gpu import GpuSampler, host_gpus
-from autotune.measure.interference import InterferenceWatch, Thresholds
+from autotune.measure.gpu import GpuSampler, host_gpus, pinned_environment
+from autotune.measure.interference import CPU_STOLEN, InterferenceWatch, Thresholds
 from autotune.measure.leftovers import Leftovers
 from autotune.measure.payload import Payload
 from autotune.measure.process import JobProcess, NotStarted, SupervisorLost
@@ -169,7 +169,7 @@ class ColdRunner(Runner):
                 world_size=self._job.world_size,
                 startup_seconds=self._first_step_seconds,
                 wall_seconds=time.monotonic() - begin,
-                echo=read_echo(echo_dir),
+                echo={**read_echo(echo_dir), **host_echo(interference)},
                 gpus=sampler.usage(last_step_at - span, last_step_at),
                 simulated=self._job.simulated,
             )
@@ -221,10 +221,10 @@ class ColdRunner(Runner):
             ended = job.exit_code is not None  # asked before reading, so that the last lines are not missed
             for step in tail.poll():
                 progress = time.monotonic()
-                if interference is not None and steps:  # the first one settles and is not counted anyway
+                if interference is not None:
                     thresholds = Thresholds(others=order.plan.crowding)
                     found = interference.between(progress - step.seconds, progress, thresholds=thresholds)
-                    step = replace(step, invalid=found)
+                    step = replace(step, invalid=found if steps else None)  # the first one settles, and never counts
                 steps.append(step)
                 errors.progress()
                 if len(steps) == 1:
@@ -261,6 +261,12 @@ def watch_interference(job: ColdJob, process: JobProcess) -> InterferenceWatch |
     return InterferenceWatch(uuids, lambda: process.pids, on_cpu=not uuids)
 
 
+def host_echo(interference: InterferenceWatch | None) -> dict[str, KnobValue]:
+    """What is told of the host beside what verl's processes report: `CPU_STOLEN`."""
+    share = 0.0 if interference is None else interference.theft
+    return {CPU_STOLEN: round(share, 3)} if share > Thresholds().stolen else {}
+
+
 def disturbed(steps: Sequence[StepRecord]) -> Failure:
     """The failure of a launch of which too many steps were disturbed."""
     reasons = Counter(step.invalid for step in steps if step.invalid is not None)
@@ -275,8 +281,10 @@ def disturbed(steps: Sequence[StepRecord]) -> Failure:
 
 
 def launch_environment(job: ColdJob, leftovers: Leftovers, metrics: Path, echo_dir: Path) -> dict[str, str]:
-    """The whole environment of one launch: the user's, private folders, the payload."""
-    env = dict(job.env)
+    """The whole environment of one launch: the user's, the job's GPUs and no other, private folders, the payload."""
+    env = pinned_environment(
+        job.env, job.gpus
+    )  # or the launch runs on other GPUs than those that are sampled and locked
     env.setdefault("TORCHINDUCTOR_CACHE_DIR", f"/tmp/torchinductor_{os.environ.get('USER') or os.getuid()}")
     env.pop("RAY_ADDRESS", None)  # or ray.init joins the user's running cluster
     env.update(

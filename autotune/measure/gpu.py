@@ -104,6 +104,23 @@ def visible_gpus(named: str | None, uuids: Sequence[str]) -> tuple[int, ...]:
     return tuple(found) if len(set(found)) == len(found) else ()
 
 
+def pinned_environment(env: Mapping[str, str], indices: Sequence[int]) -> dict[str, str]:
+    """The environment in which a job finds these GPUs and no other: Ray takes whichever it sees, and the first of them first.
+
+    It is left as it is where that is so already.
+    """
+    if not indices or visible_gpus(env.get("CUDA_VISIBLE_DEVICES"), [gpu.uuid for gpu in host_gpus()]) == tuple(
+        indices
+    ):
+        return dict(env)
+    # NVML counts in the order of the bus; CUDA does so only when told.
+    return {
+        **env,
+        "CUDA_VISIBLE_DEVICES": ",".join(str(index) for index in indices),
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+    }
+
+
 @dataclass(frozen=True, slots=True)
 class _Sample:
     at: float

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from autotune.inside import wire
-from autotune.measure.cold import ColdJob, ErrorWatch, launch_environment, read_echo, watch_interference
+from autotune.measure.cold import ColdJob, ErrorWatch, host_echo, launch_environment, read_echo, watch_interference
 from autotune.measure.gpu import GpuSampler
 from autotune.measure.interference import InterferenceWatch, Thresholds
 from autotune.measure.process import JobProcess, NotStarted, SupervisorLost
@@ -213,19 +213,20 @@ class Session:
             self.lost = not survived
             return StepFailed(point_failure(answer), survived, in_generation=answer.get("phase") in ("gen", "settings"))
         seen = read_step(answer)
-        if self._interference is not None and self._steps:  # the first one settles and is not counted anyway
+        if self._interference is not None:
             now = time.monotonic()
             disturbance = self._interference.between(
                 now - seen.record.seconds, now, thresholds=Thresholds(others=crowding)
             )
-            seen = replace(seen, record=replace(seen.record, invalid=disturbance))
+            if self._steps:  # the first one settles, and never counts
+                seen = replace(seen, record=replace(seen.record, invalid=disturbance))
         self._steps += 1
         self._longest = max(self._longest or 0.0, seen.record.seconds / patience)
         return seen
 
     def echo(self) -> dict[str, KnobValue]:
-        """What the processes reported when they started; values that are changed live are in the steps."""
-        return read_echo(self.folder / "echo")
+        """What the processes reported when they started, and the host meanwhile; values that are changed live are in the steps."""
+        return {**read_echo(self.folder / "echo"), **host_echo(self._interference)}
 
     @property
     def steps(self) -> int:

@@ -26,7 +26,7 @@ from autotune.store.json_shapes import show_json
 from autotune.store.records import StudyRecord, WrongTransition
 from autotune.store.store import Store, usable_url
 from autotune.tuner.canary import Canary
-from autotune.tuner.gpus import Patience, hold_gpus, leased_environment
+from autotune.tuner.gpus import Patience, hold_gpus
 from autotune.tuner.launched import stored_launches
 from autotune.tuner.lease import Heartbeat, new_lease
 from autotune.tuner.listener import Listener
@@ -251,7 +251,7 @@ def launchable(prepared: Prepared, payload: Path, *, hold: Sequence[int] = ()) -
         python=prepared.python,
         entrypoint=prepared.launch.module,
         arguments=prepared.arguments,
-        env=leased_environment(prepared.env, prepared.gpus),
+        env=prepared.env,
         cwd=prepared.launch.cwd,
         config=prepared.config,
         world_size=prepared.job.world_size,

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
-from autotune.measure.gpu import host_gpus, visible_gpus
+from autotune.measure.gpu import host_gpus
 from autotune.measure.gpu_lease import GpuBusy, GpuLease, Holder
 from autotune.measure.gpu_processes import check_free, read_processes
 
@@ -69,20 +69,3 @@ def hold_gpus(indices: Sequence[int], study: str, wait: Callable[[GpuBusy], bool
     except BaseException:
         lease.release()
         raise
-
-
-def leased_environment(env: Mapping[str, str], indices: Sequence[int]) -> dict[str, str]:
-    """The environment in which a job finds the held GPUs and no other: Ray takes whichever it sees.
-
-    It is left as it is where that is so already.
-    """
-    if not indices or visible_gpus(env.get("CUDA_VISIBLE_DEVICES"), [gpu.uuid for gpu in host_gpus()]) == tuple(
-        indices
-    ):
-        return dict(env)
-    # NVML counts in the order of the bus; CUDA does so only when told.
-    return {
-        **env,
-        "CUDA_VISIBLE_DEVICES": ",".join(str(index) for index in indices),
-        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
-    }

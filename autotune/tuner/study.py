@@ -10,6 +10,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from autotune.measure.interference import CPU_STOLEN
 from autotune.measure.runner import Event, Order, Runner, StepSeen
 from autotune.measure.warm import WarmRunner
 from autotune.search.memory import too_full
@@ -129,6 +130,7 @@ class StudyRun:
         if self._sessions is not None and isinstance(baseline.outcome, Measurement):
             self._sessions.expect(baseline.outcome, self._listener.said)
         self._say_how()
+        self._say_theft(baseline)
         if self._canary is not None and not self._stop.is_set():
             self._measure_canary(self._canary)
         self._search()
@@ -190,6 +192,15 @@ class StudyRun:
             affords = max(0, int(left / launch) - 2 * self._request.confirmations)
             text += f"; after the confirmation the time budget affords {affords} of them"
         self._listener.said(f"{text}.")
+
+    def _say_theft(self, baseline: Launched) -> None:
+        """Where the hypervisor takes CPU time all the time, that it does: steps count nevertheless."""
+        share = baseline.outcome.echo.get(CPU_STOLEN) if isinstance(baseline.outcome, Measurement) else None
+        if isinstance(share, float):
+            self._listener.said(
+                f"The hypervisor takes about {share:.0%} of the CPU time that this machine wants, all the time. Steps count with it, "
+                "and are slower and less even than on a host of your own."
+            )
 
     def _search(self) -> None:
         """Points of the session first, then those that need a launch of their own: the other order would start many sessions."""

@@ -45,6 +45,8 @@ class Rule:
     retryable: bool = False
     detail: int = 0
     """Of lines about one failure, the one with more detail is quoted."""
+    of_engine: bool = False
+    """It tells only that an engine's process ended: what that process raised, where no rule knows it, is quoted instead."""
 
 
 RAISED = r"(?:ray\.exceptions\.RayTaskError\(\w+\): )?"
@@ -235,6 +237,18 @@ RULES: tuple[Rule, ...] = (
         detail=2,
     ),
     Rule(
+        "vllm_memory_profiling",
+        FailureClass.VLLM_STARTUP,
+        _raised(
+            r"Error in memory profiling\. Initial free memory (?P<before>[\d.]+) GiB, current free memory (?P<after>[\d.]+) GiB"
+        ),
+        "Another process gave GPU memory back while vLLM measured its own ({before} GiB were free, then {after} GiB): two jobs share the"
+        " GPU, or one was just ending there. Wait until it is free (nvidia-smi), and run again.",
+        phase=Phase.INIT_ROLLOUT,
+        retryable=True,
+        detail=2,
+    ),
+    Rule(
         "sglang_unbalanced",
         FailureClass.SGLANG_STARTUP,
         _raised(r"The memory capacity is unbalanced"),
@@ -273,6 +287,7 @@ RULES: tuple[Rule, ...] = (
         " (/tmp/ray/session_latest/logs), and run once with VLLM_LOGGING_LEVEL=INFO.",
         phase=Phase.INIT_ROLLOUT,
         weight=Weight.ECHO,
+        of_engine=True,
         detail=1,
     ),
     Rule(
@@ -297,6 +312,7 @@ RULES: tuple[Rule, ...] = (
         " killer (dmesg).",
         phase=Phase.GEN,
         weight=Weight.ECHO,
+        of_engine=True,
     ),
     Rule(
         "cpu_weight_reload",

@@ -35,6 +35,8 @@ _NEW_RUN = re.compile(
     r"(?:[\w .:]{0,60}-- )?(?:Started a local Ray instance|TaskRunner hostname:|Connecting to existing Ray cluster)"
 )
 _WORKER = re.compile(r"\bpid[:=] ?(?P<pid>\d+)")
+_ENGINE = re.compile(r"(?:EngineCore|VllmWorker|Worker)(?:[_.-]|\Z)")
+"""Processes of vLLM's engine, as their lines begin; verl's own `WorkerDict` is none of them."""
 _DRIVER = ("", "TaskRunner", "TaskRunnerV1", "main_task", "MainTaskRunner", "actor")
 
 
@@ -78,6 +80,7 @@ class Diagnosis:
         self._phase: Phase | None = None
         self._sightings: dict[str, _Sighting] = {}
         self._worker: str | None = None
+        self._engine_raised: str | None = None
         self._in_traceback = False
 
     def feed(self, event: LoggedStep | str) -> None:
@@ -151,6 +154,8 @@ class Diagnosis:
             self._in_traceback = False
             if who in _DRIVER:
                 self._see(None, message, {})
+            elif _ENGINE.match(who) and self._engine_raised is None:
+                self._engine_raised = message
 
     def _hint(self, message: str) -> None:
         """Takes the phase from a frame or a Ray task name. The deepest frame counts, but the reference model's log-probs go through the
@@ -196,6 +201,7 @@ class Diagnosis:
         self._sightings.clear()
         self._phase = None
         self._worker = None
+        self._engine_raised = None
         self._in_traceback = False
 
     # -- judging ---------------------------------------------------------------------------------------------------------
@@ -234,6 +240,8 @@ class Diagnosis:
                 False,
             )
         phase = sighting.phase or Phase.UNKNOWN
+        if rule.of_engine and self._engine_raised is not None:
+            return Failure(rule.failure_class, phase, _ENGINE_RAISED, _evidence(self._engine_raised), rule.retryable)
         words = _Words(sighting.groups, self._worker)
         return Failure(
             failure_class=rule.failure_class,
@@ -275,6 +283,7 @@ class Diagnosis:
 _LOOK = "Read the end of its log, and the worker logs in /tmp/ray/session_latest/logs."
 _STOPPED = "The run was stopped from outside. That is no property of the settings: run it again."
 _UNKNOWN = f"No known failure: the quoted exception ended the run. {_LOOK}"
+_ENGINE_RAISED = "vLLM's engine ended with the quoted exception, which no rule knows; the frames above it in the log say where it was raised."
 _KILLED = "A process was killed with SIGKILL and the log does not say by whom. Check dmesg for the kernel's OOM killer and host memory during the run."
 _HANG = (
     "No step finished in time and no error was printed. A first step may just be slow: allow more time, then take stacks (py-spy dump) of"

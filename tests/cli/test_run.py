@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import stat
 import subprocess
@@ -144,6 +145,11 @@ def test_a_baseline_that_fails_stops_the_study_and_says_why(tmp_path):
     assert ran.returncode == 1
     assert "the user's own command failed" in ran.stdout
     assert "ray_actor_died" in ran.stdout
+    launch, failed, cause, again, *_ = ran.stdout[ran.stdout.index("t000") :].splitlines()
+    assert launch == "t000 starting verl: the user's own command"
+    assert failed.startswith("t000 failed: ray_actor_died")
+    assert re.match(r" {5}\S", cause)
+    assert again == "t001 starting verl: the user's own command (again)"
     (entry,) = json.loads(autotune(tmp_path, "studies", "--json").stdout)["studies"]
     assert entry["state"] == "failed"
 

@@ -219,6 +219,19 @@ def test_a_failure_shows_its_line_and_its_remedy(store, client, tmp_path):
     assert "Around the decisive line" in page
 
 
+def test_what_was_reported_beside_the_settings_is_listed(store, client):
+    study = add_study(store)
+    told = {**measurement(2.0).echo, "engine.kv_blocks": 2400, "reward.mode": "replayed", "host.cpu_stolen": 0.16}
+    add_trial(store, study, BASELINE, TrialKind.BASELINE, replace(measurement(2.0), echo=told))
+    add_trial(store, study, FASTER, outcome=failure())
+    page = text_of(client.get("/studies/1/trials/0").text)
+    rows = page[page.index("Also reported") : page.index("A step, by phase")].replace(" ", "")
+    for shown in ("host.cpu_stolen0.16", "engine.kv_blocks2400", "reward.modereplayed"):
+        assert shown in rows
+    assert "max_num_seqs" not in rows
+    assert "Also reported" not in client.get("/studies/1/trials/1").text
+
+
 def test_gpu_figures_are_shown_where_they_were_sampled_and_absent_elsewhere(store, client):
     study = add_study(store)
     add_trial(store, study, BASELINE, TrialKind.BASELINE, measurement(2.0))

@@ -21,6 +21,8 @@ from autotune.measure.interference import (
     Thresholds,
     host_cpu,
     interference,
+    stolen_share,
+    usual_theft,
     window,
 )
 from autotune.measure.runner import Limits, StepPlan, StepSeen
@@ -75,6 +77,29 @@ def test_stolen_cpu_time_disturbs_any_job():
     assert interference(cpu_readings(busy=10, idle=90, stolen=1.0)) == (
         "the hypervisor took 9% of the CPU time that this machine wanted"
     )
+
+
+def test_what_the_hypervisor_takes_all_the_time_disturbs_no_step():
+    """On a host whose CPUs are promised twice no step would count otherwise, and no job could be tuned there."""
+    shares = [0.15, 0.18, 0.11, 0.18, 0.17]
+    for place, share in enumerate(shares[1:], 1):
+        readings = cpu_readings(busy=100 * (1 - share), idle=50, stolen=100 * share)
+        assert stolen_share(readings) == pytest.approx(share)
+        assert interference(readings, thefts=shares[:place]) is None
+
+
+def test_more_theft_than_is_usual_disturbs_and_one_bad_step_makes_nothing_usual():
+    readings = cpu_readings(busy=82, idle=50, stolen=18)
+    found = interference(readings, thefts=[0.01, 0.18])
+    assert found == "the hypervisor took 18% of the CPU time that this machine wanted, 1% is usual here"
+    assert interference(readings, thefts=[0.01, 0.18, 0.18]) is None
+    assert interference(cpu_readings(busy=60, idle=50, stolen=40), thefts=[0.15, 0.18, 0.17])
+    assert usual_theft([]) == 0.0
+
+
+def test_no_theft_is_known_where_nothing_was_wanted():
+    assert stolen_share([]) is None
+    assert stolen_share(cpu_readings(busy=0, idle=10)) is None
 
 
 def test_other_programs_disturb_a_cpu_job_only_where_no_cpu_is_idle():
@@ -181,10 +206,11 @@ def test_a_disturbed_step_enters_no_figure():
 
 
 class Watched:
-    """Says of the steps, in order, what it was told to say."""
+    """Says of the steps behind the settling one, in order, what it was told to say."""
 
-    def __init__(self, *reasons: str | None) -> None:
-        self.reasons = list(reasons)
+    def __init__(self, *reasons: str | None, theft: float = 0.0) -> None:
+        self.reasons = ["asked of the settling step, which never counts", *reasons]
+        self.theft = theft
 
     def between(self, begin: float, end: float, *, thresholds: Thresholds) -> str | None:
         assert begin < end
@@ -199,8 +225,8 @@ class Watched:
 def watched_runner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., ColdRunner]:
     """A cold runner of whose steps the first ones are disturbed for these reasons."""
 
-    def make(*reasons: str | None) -> ColdRunner:
-        watched = Watched(*reasons)
+    def make(*reasons: str | None, theft: float = 0.0) -> ColdRunner:
+        watched = Watched(*reasons, theft=theft)
         monkeypatch.setattr("autotune.measure.cold.watch_interference", lambda job, process: watched)
         return runner_in(tmp_path, Limits(startup=20.0, exit=5.0, terminate=1.0), step_seconds="0.3")
 
@@ -214,6 +240,12 @@ def test_a_disturbed_step_is_repeated_in_the_same_launch(tmp_path, watched_runne
     assert [step.invalid for step in found.steps[:4]] == [None, "hot", None, None]
     assert len(found.counted) == len(found.steps) - 2
     assert [event.step for event in events if isinstance(event, StepSeen)] == list(found.steps)
+
+
+@pytest.mark.parametrize(("theft", "told"), [(0.1642, 0.164), (0.03, None)])
+def test_a_measurement_says_how_much_the_hypervisor_usually_took(tmp_path, watched_runner, theft, told):
+    found = watched_runner(theft=theft).measure(order_in(tmp_path), lambda event: None)
+    assert found.echo.get("host.cpu_stolen") == told
 
 
 def test_a_launch_with_too_few_undisturbed_steps_is_no_fault_of_the_point(tmp_path, watched_runner):

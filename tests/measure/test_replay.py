@@ -112,7 +112,7 @@ def test_a_file_of_something_else_is_refused_with_its_line(tmp_path: Path) -> No
         read_recordings(path)
 
 
-@pytest.mark.parametrize("name", ["records", "longest", "beside"])
+@pytest.mark.parametrize("name", ["records", "longest", "beside", "launches", "launches_second"])
 def test_a_recorded_session_is_reproduced(name: str, tmp_path: Path) -> None:
     recordings = read_recordings(DATA.with_name(f"{name}.jsonl"))
     runner = ReplayRunner(recordings, origin="h200-2026-11-30")

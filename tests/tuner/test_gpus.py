@@ -12,7 +12,7 @@ from autotune.measure.gpu import Gpu
 from autotune.measure.gpu_lease import GpuBusy, GpuLease, Holder, lease_name
 from autotune.measure.gpu_processes import GpuProcess
 from autotune.tuner import gpus
-from autotune.tuner.gpus import ASK_EVERY, SAY_EVERY, Patience, hold_gpus, leased_environment
+from autotune.tuner.gpus import ASK_EVERY, SAY_EVERY, Patience, hold_gpus
 from tests.cli.test_run import autotune
 from tests.fakes.launches import write_script
 
@@ -87,18 +87,6 @@ def test_what_is_waited_for_is_said_once_and_then_every_few_minutes():
     ]
     patience(GpuBusy("GPU 1 is held by study b; wait for it with --wait"))
     assert said[-1].endswith("study b")
-
-
-@pytest.mark.parametrize("env", [{}, {"CUDA_VISIBLE_DEVICES": "0,1,2,3"}, {"CUDA_VISIBLE_DEVICES": "GPU-00,GPU-11,2"}])
-def test_a_job_that_would_see_more_gpus_than_are_held_is_shown_those_alone(host, env):
-    assert leased_environment(env, (0, 1)) == {"CUDA_VISIBLE_DEVICES": "0,1", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
-
-
-@pytest.mark.parametrize("env", [{"CUDA_VISIBLE_DEVICES": "1,0"}, {"CUDA_VISIBLE_DEVICES": "GPU-11,GPU-00"}])
-def test_a_job_that_sees_just_what_is_held_keeps_its_environment(host, env):
-    assert leased_environment(env, (1, 0)) == env
-    assert leased_environment({"A": "b"}, ()) == {"A": "b"}
-    assert leased_environment({"A": "b"}, (0, 1, 2, 3)) == {"A": "b"}
 
 
 def test_run_holds_its_gpus_and_refuses_busy_ones_before_anything_is_written(tmp_path, host, monkeypatch):

@@ -25,6 +25,7 @@ OOM = (
     " is free. Including non-PyTorch memory, this process has 73.97 GiB memory in use."
 )
 VLLM = "(EngineCore_DP0 pid=5120) ERROR 02-03 09:00:11 [core.py:708] "
+SHARED = "(vLLMHttpServer pid=16683) (Worker pid=17284) ERROR 11-30 20:55:55 [multiproc_executor.py:1000] "
 CORE = "(vLLMHttpServer pid=5001) RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}"
 
 
@@ -291,3 +292,43 @@ def test_every_rule_is_reached_by_the_fast_look_at_lines(cases: Path) -> None:
 
 def test_rules_have_their_own_names() -> None:
     assert len({rule.name for rule in RULES}) == len(RULES)
+
+
+FRAME = 'File "/opt/vllm/v1/executor/multiproc_executor.py", line 992, in worker_busy_loop\n'
+PROFILING = (
+    "AssertionError: Error in memory profiling. Initial free memory 79.63 GiB, current free memory 132.97 GiB. This happens when other"
+    " processes sharing the same container release GPU memory while vLLM is profiling during initialization."
+)
+
+
+def test_a_job_that_gave_memory_back_while_vllm_measured_its_own_is_named_and_may_be_repeated() -> None:
+    text = f"{SHARED}Traceback (most recent call last):\n{SHARED}{PROFILING}\n{CORE}"
+    failure = found(text, exit_code=1)
+    assert failure.failure_class is FailureClass.VLLM_STARTUP
+    assert failure.phase is Phase.INIT_ROLLOUT
+    assert failure.retryable
+    assert "79.63 GiB were free, then 132.97 GiB" in failure.remedy
+
+
+@pytest.mark.parametrize(
+    "who", ["(Worker pid=17284)", "(Worker_TP0 pid=7)", "(EngineCore_DP0 pid=9)", "(VllmWorker-0 pid=3)"]
+)
+def test_what_a_process_of_the_engine_raised_is_quoted_although_no_rule_knows_it(who: str) -> None:
+    """Else the line is quoted that says "see root cause above", and that the cause is not in the log."""
+    prefix = f"(vLLMHttpServer pid=16683) {who} ERROR 11-30 20:55:55 [multiproc_executor.py:1000] "
+    later = "(vLLMHttpServer pid=16683) (EngineCore pid=5) ERROR 11-30 20:55:56 [core.py:1231] "
+    text = (
+        f"{prefix}Traceback (most recent call last):\n{prefix}  {FRAME}{prefix}ValueError: the moon is too low\n"
+        f"{later}Traceback (most recent call last):\n{later}  {FRAME}{later}RuntimeError: Worker failed with error 'the moon is too low'\n"
+        f"{CORE}"
+    )
+    failure = found(text, exit_code=1)
+    assert failure.failure_class is FailureClass.VLLM_STARTUP
+    assert failure.evidence == "ValueError: the moon is too low"
+    assert "not in this log" not in failure.remedy
+
+
+def test_an_exception_of_verls_own_worker_is_none_of_the_engine() -> None:
+    who = "(WorkerDict pid=22) "
+    text = f"{who}Traceback (most recent call last):\n{who}  {FRAME}{who}ValueError: survived\n{CORE}"
+    assert "Engine core initialization failed" in found(text, exit_code=1).evidence
