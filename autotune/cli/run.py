@@ -280,7 +280,7 @@ def _conclude(outputs: Outputs) -> None:
             f"(measured: {words.number(outputs.verdict['best_throughput'])})."
         )
     memory = outputs.verdict.get("memory") or {}
-    if memory.get("baseline") or memory.get("best"):
+    if memory.get("baseline") or memory.get("best") or memory.get("slope"):
         console.print(escape(words.memory(outputs.verdict)))
     for path in outputs.files:
         console.print(f"  {escape(str(path))}", style="dim", soft_wrap=True)

@@ -21,6 +21,7 @@ again when it wakes up.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 from autotune.values import NOT_TRIED, Failure, FailureClass, MemoryCheck, Phase
 from autotune.verl.loads import DeviceMemory, Load, Loads, Peak
@@ -34,6 +35,10 @@ GROWTH_MARGIN = 1.1
 """Times the slope between two peaks: a line through two points has no spread."""
 HIGHER = 1.02
 """Times a peak from which on another one is higher; allocators round."""
+SLOPE_STEPS = 4
+"""Steps of training in a row that must not each reach a new height."""
+RISE = 0.005
+"""Share of the peak by which a step has to pass it, so as to reach a new height."""
 _GIB = 2**30
 
 
@@ -95,6 +100,24 @@ def too_full(check: MemoryCheck, own: MemoryCheck | None) -> str | None:
     if own is not None and own.used is not None and used <= own.used:
         return None
     return f"it takes {used / _GIB:.1f} of {check.device / _GIB:.1f} GiB, more than {SAFE:.0%}"
+
+
+def slope(peaks: Sequence[float]) -> float | None:
+    """By how much memory still grows a step, where each of the last steps of a launch reached a new height: a leak, or a job that
+    has not seen its longest batch; 0 where one of them did not.
+
+    Args:
+        peaks: of the counted steps in order, each the highest so far, as PyTorch's allocator reports them.
+
+    Returns:
+        None where there are fewer than `SLOPE_STEPS` steps; else in the unit of `peaks`.
+    """
+    last = peaks[-SLOPE_STEPS:]
+    if len(last) < SLOPE_STEPS:
+        return None
+    rises = [after - before for before, after in pairwise(last)]
+    grows = all(rise > RISE * before for rise, before in zip(rises, last, strict=False))
+    return sum(rises) / len(rises) if grows else 0.0
 
 
 def _highest(peaks: Sequence[Peak]) -> list[Peak]:

@@ -6,14 +6,15 @@ import math
 import shutil
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from autotune.measure.interference import CPU_STOLEN
-from autotune.measure.runner import Event, Order, Runner, StepSeen
+from autotune.measure.runner import Event, Order, Runner, StepPlan, StepSeen
 from autotune.measure.warm import WarmRunner
-from autotune.search.memory import too_full
+from autotune.search.memory import SLOPE_STEPS, slope, too_full
 from autotune.search.verdict import Judgement, LaunchSample, judge
 from autotune.store.store import Store
 from autotune.tuner import wording
@@ -418,13 +419,21 @@ class StudyRun:
         fresh = own_launch or kind in (TrialKind.BASELINE, TrialKind.CONFIRM)
         overrides = self._prepared.overrides(point, self._hook_file)
         whole = kind is TrialKind.CANARY
-        order = Order(label_of(number), point, overrides, run_dir, self._request.plan, fresh=fresh, whole=whole)
+        plan = self._plan(point, kind)
+        order = Order(label_of(number), point, overrides, run_dir, plan, fresh=fresh, whole=whole)
         outcome = self._measure(order, watch)
         seconds = self._now() - begin
         state, outcome = self._classify(point, outcome, again=again)
         launched = self._end_trial(number, point, kind, proposal, outcome, state, seconds)
         self._take_anchors()
         return launched
+
+    def _plan(self, point: Point, kind: TrialKind) -> StepPlan:
+        """The steps of a launch; the best Point trains for long enough to see whether its memory grows from step to step."""
+        plan = self._request.plan
+        if kind is not TrialKind.CONFIRM or point == self._prepared.space.baseline:
+            return plan
+        return replace(plan, at_least=max(SLOPE_STEPS, plan.at_least), at_most=max(SLOPE_STEPS, plan.at_most))
 
     def _begin_trial(self, point: Point, kind: TrialKind, origin: str, proposal: Proposal | None) -> tuple[int, Path]:
         overrides = self._prepared.overrides(point, self._hook_file)
@@ -638,7 +647,17 @@ class StudyRun:
         return {
             **{name: None if check is None else check.to_json() for name, check in checks.items()},
             "left_out": sum(self._left_out(point) for point in self._checks),
+            "slope": None if winner is None else self._slope(winner),
         }
+
+    def _slope(self, winner: Point) -> float | None:
+        """GiB a step by which the memory of the best Point still grew in one of its confirming launches; 0: in none."""
+        found = [
+            slope([step.memory_gb for step in run.outcome.counted if step.memory_gb is not None])
+            for run in self._launched
+            if run.point == winner and run.kind is TrialKind.CONFIRM and isinstance(run.outcome, Measurement)
+        ]
+        return max((grown for grown in found if grown is not None), default=None)
 
     def _hook_gain(self, winner: Point | None) -> float | None:
         """What the generation poll alone is worth, where the winner uses the hook and it was measured alone."""

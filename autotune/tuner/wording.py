@@ -72,11 +72,19 @@ def memory(verdict: Mapping[str, Any]) -> str:
     parts = [
         f"{who} {_use(told[name])}" for name, who in (("best", "best"), ("baseline", "your command")) if told.get(name)
     ]
+    grown = told.get("slope")
+    trend = ""
+    if grown is not None:
+        trend = (
+            f" Its peak still grew by {number(grown)} GiB in every step of a launch: watch it, or take a smaller setting."
+            if grown
+            else " Its peak did not grow over the steps of a launch."
+        )
     if not parts:
-        return "Memory with every response at its limit: not measured."
+        return f"Memory with every response at its limit: not measured.{trend}"
     left_out = told.get("left_out") or 0
     also = f"; {left_out} faster setting{'s' if left_out > 1 else ''} left out for it" if left_out else ""
-    return f"Memory with every response at its limit: {', '.join(parts)}{also}."
+    return f"Memory with every response at its limit: {', '.join(parts)}{also}.{trend}"
 
 
 def _use(check: Mapping[str, Any]) -> str:

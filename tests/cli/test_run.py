@@ -108,6 +108,14 @@ def test_the_finalists_are_launched_once_more(study):
     }
 
 
+def test_the_best_setting_trains_long_enough_to_show_whether_its_memory_grows(study, tmp_path):
+    _, shown = study
+    assert shown["verdict"]["memory"]["slope"] == 0.0
+    write_script(tmp_path)
+    ran = autotune(tmp_path, "run", "train.sh", "--trials", "3", "--confirmations", "1", "--runner", "cold", leak="0.8")
+    assert "Its peak still grew by 0.8 GiB in every step of a launch" in " ".join(ran.stdout.split())
+
+
 def test_best_sh_differs_from_the_script_in_tuned_overrides_alone(study):
     folder, _ = study
     path = folder / "autotune-out/one/best.sh"

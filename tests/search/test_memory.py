@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.search.memory import LIMIT, predicted_oom, predicted_peak, too_full
+from autotune.search.memory import LIMIT, predicted_oom, predicted_peak, slope, too_full
 from autotune.values import Failure, FailureClass, MemoryCheck, Phase, Point
 from autotune.verl import keys
 from autotune.verl.loads import DeviceMemory, Load, Peak, loads_of
@@ -206,3 +206,19 @@ def check(gib: float | None, failure: Failure | None = None) -> MemoryCheck:
 )
 def test_a_finalist_is_left_out_where_it_may_run_out_of_memory_and_the_users_command_does_not(finalist, own, left_out):
     assert too_full(finalist, own) == left_out
+
+
+@pytest.mark.parametrize(
+    ("peaks", "grown"),
+    [
+        ([37.0, 41.1, 41.4], None),  # too few steps
+        ([18.3, 18.3, 18.3, 18.3], 0.0),
+        ([15.1, 17.9, 18.7, 18.7], 0.0),  # the longest batch of a few steps, on an H200
+        ([20.0, 21.0, 22.0, 23.0], 1.0),
+        ([20.0, 20.01, 20.02, 20.03], 0.0),  # the allocator's rounding
+        ([50.0, 60.0, 60.0, 61.0, 62.0, 63.0], 1.0),  # the last four
+        ([20.0, 21.0, 22.0, 23.0, 23.0], 0.0),
+    ],
+)
+def test_memory_that_reaches_a_new_height_in_every_step_is_a_slope(peaks, grown):
+    assert slope(peaks) == (None if grown is None else pytest.approx(grown))

@@ -261,6 +261,11 @@ def test_faster_point_differs_from_the_baseline_in_what_the_report_lists(store: 
     ("memory", "told"),
     [
         (None, "not measured"),
+        ({"baseline": None, "best": None, "left_out": 0, "slope": None}, "not measured"),
+        (
+            {"baseline": None, "best": None, "left_out": 0, "slope": 0.0},
+            "not measured. Its peak did not grow over the steps of a launch",
+        ),
         ({"baseline": None, "best": None, "left_out": 0}, "not measured"),
         (
             {"baseline": {"failure": None, "used": 25.3, "device": 139.8}, "best": None, "left_out": 0},

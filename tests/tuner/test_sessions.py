@@ -201,4 +201,4 @@ def test_a_point_that_fits_only_while_responses_are_short_is_left_out(study, tmp
 
 def test_where_nothing_tells_of_memory_the_verdict_says_that_it_is_not_known(study):
     shown = study("--trials", "3", session_device="0")
-    assert shown["verdict"]["memory"] == {"baseline": None, "best": None, "left_out": 0}
+    assert shown["verdict"]["memory"] == {"baseline": None, "best": None, "left_out": 0, "slope": 0.0}

@@ -11,6 +11,7 @@ JSONL. What it does wrong on purpose is asked for in the environment:
     FAKE_VERL_STEP_SECONDS=x   really spends x seconds on every step
     FAKE_VERL_CRASH=pattern    crashes where the arguments contain it
     FAKE_VERL_SESSION_…        see fake_session.py
+    FAKE_VERL_LEAK=GiB         takes that much more memory in every step
     FAKE_VERL_DEAF=key         reports the default of a key instead of the value asked for
 """
 
@@ -214,6 +215,7 @@ def main(c):
         )
     echo(c)
     spread = float(os.environ.get("FAKE_VERL_NOISE", "0"))
+    leak = float(os.environ.get("FAKE_VERL_LEAK", "0"))
     path = os.environ["VERL_FILE_LOGGER_PATH"]
     # By the name of the launch: with noise of its own in every run, one run of a test in forty would judge chance as a gain.
     dice = random.Random(f"{os.environ.get('FAKE_VERL_SEED', '0')} {Path(path).parent.name}")
@@ -234,7 +236,7 @@ def main(c):
                 "perf/total_num_tokens": tokens,
                 "perf/throughput": tokens / seconds / gpus,
                 "perf/mfu/actor": min(0.9, 0.02 * 60 / phases["update_actor"]),
-                "actor/perf/max_memory_reserved_gb": 40.0,
+                "actor/perf/max_memory_reserved_gb": 40.0 + leak * step,
                 "actor/grad_norm": 0.5,
                 "training/global_step": step,
             }
