@@ -282,6 +282,9 @@ def _conclude(outputs: Outputs) -> None:
     memory = outputs.verdict.get("memory") or {}
     if memory.get("baseline") or memory.get("best") or memory.get("slope"):
         console.print(escape(words.memory(outputs.verdict)))
+    theft = words.theft(outputs.verdict)
+    if theft is not None:
+        console.print(theft)
     for path in outputs.files:
         console.print(f"  {escape(str(path))}", style="dim", soft_wrap=True)
     if outputs.stopped:

@@ -57,6 +57,9 @@ def print_study(study: StudyRecord, trials: Sequence[TrialRecord]) -> None:
     console.print(f"Trains the same? {told}", style="dim")
     if verdict:
         console.print(wording.memory(verdict), style="dim")
+    theft = wording.theft(verdict)
+    if theft is not None:
+        console.print(theft, style="dim")
     own = own_command(trials)
     best = next((t for t in trials if t.number == verdict.get("best_number")), None)
     for title, trial in (("your command", own), ("best", None if best == own else best)):

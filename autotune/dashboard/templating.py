@@ -45,6 +45,7 @@ def environment() -> Environment:
         verdict=wording.verdict,
         equivalence=wording.equivalence,
         memory=wording.memory,
+        theft=wording.theft,
         percent=_percent,
         figure=lambda figure: Markup(figure_json(figure)),
         moment=_moment,

@@ -282,9 +282,8 @@ def disturbed(steps: Sequence[StepRecord]) -> Failure:
 
 def launch_environment(job: ColdJob, leftovers: Leftovers, metrics: Path, echo_dir: Path) -> dict[str, str]:
     """The whole environment of one launch: the user's, the job's GPUs and no other, private folders, the payload."""
-    env = pinned_environment(
-        job.env, job.gpus
-    )  # or the launch runs on other GPUs than those that are sampled and locked
+    # Pinned, or the launch would run on other GPUs than those that are sampled and locked for it.
+    env = pinned_environment(job.env, job.gpus)
     env.setdefault("TORCHINDUCTOR_CACHE_DIR", f"/tmp/torchinductor_{os.environ.get('USER') or os.getuid()}")
     env.pop("RAY_ADDRESS", None)  # or ray.init joins the user's running cluster
     env.update(

@@ -109,9 +109,8 @@ def pinned_environment(env: Mapping[str, str], indices: Sequence[int]) -> dict[s
 
     It is left as it is where that is so already.
     """
-    if not indices or visible_gpus(env.get("CUDA_VISIBLE_DEVICES"), [gpu.uuid for gpu in host_gpus()]) == tuple(
-        indices
-    ):
+    visible = visible_gpus(env.get("CUDA_VISIBLE_DEVICES"), [gpu.uuid for gpu in host_gpus()])
+    if not indices or visible == tuple(indices):
         return dict(env)
     # NVML counts in the order of the bus; CUDA does so only when told.
     return {

@@ -92,7 +92,8 @@ def interference(
     return (
         _foreign(readings, ours, limits)
         or _throttled(readings, limits)
-        or (_cpu(readings[0].cpu, readings[-1].cpu, limits, thefts) if len(readings) > 1 else None)
+        or _stolen(readings, limits, thefts)
+        or _others(readings, limits)
     )
 
 
@@ -143,19 +144,22 @@ def _throttled(readings: Sequence[Reading], limits: Thresholds) -> str | None:
     return None
 
 
-def _cpu(first: CpuReading | None, last: CpuReading | None, limits: Thresholds, thefts: Sequence[float]) -> str | None:
-    if first is None or last is None:
+def _stolen(readings: Sequence[Reading], limits: Thresholds, thefts: Sequence[float]) -> str | None:
+    share, usual = stolen_share(readings), usual_theft(thefts)
+    if share is None or share <= max(limits.stolen, limits.usual_theft * usual):
+        return None
+    text = f"the hypervisor took {share:.0%} of the CPU time that this machine wanted"
+    return f"{text}, {usual:.0%} is usual here" if thefts else text
+
+
+def _others(readings: Sequence[Reading], limits: Thresholds) -> str | None:
+    first, last = (readings[0].cpu, readings[-1].cpu) if readings else (None, None)
+    if first is None or last is None or first.ours is None or last.ours is None:
         return None
     busy, idle, stolen = last.busy - first.busy, last.idle - first.idle, last.stolen - first.stolen
-    wanted, total = busy + stolen, busy + stolen + idle
-    usual = usual_theft(thefts)
-    if wanted > 0 and stolen / wanted > max(limits.stolen, limits.usual_theft * usual):
-        text = f"the hypervisor took {stolen / wanted:.0%} of the CPU time that this machine wanted"
-        return f"{text}, {usual:.0%} is usual here" if thefts else text
-    if first.ours is None or last.ours is None or total <= 0:
-        return None
+    total = busy + stolen + idle
     others = max(0.0, busy - (last.ours - first.ours))
-    if others / total > limits.others and idle / total < limits.idle:
+    if total > 0 and others / total > limits.others and idle / total < limits.idle:
         return f"other programs took {others / total:.0%} of the CPUs, and {idle / total:.0%} were idle"
     return None
 

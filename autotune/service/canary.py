@@ -27,8 +27,10 @@ over the user's command when it was confirmed, the `study` that found it, the `s
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from statistics import median
 from typing import Any
 
+from autotune.measure.interference import CPU_STOLEN
 from autotune.search.regression import STEP, NightDecision, Regression, compare
 from autotune.service.reference import changes_between, comparable_history, levels_of
 from autotune.store.schedules import NightRecord
@@ -71,6 +73,14 @@ def seconds_of(measurement: Measurement) -> dict[str, float]:
         STEP: measurement.step_seconds / tokens,
         **{name: seconds / tokens for name, seconds in measurement.phase_seconds.items()},
     }
+
+
+def host_of(seen: CanarySeen) -> dict[str, str]:
+    """What the host did while the canary was measured: CPU time that the hypervisor took, to 5 % of what was wanted."""
+    outcomes = [*seen.own_outcomes, *seen.best_outcomes]
+    shares = [outcome.echo.get(CPU_STOLEN) for outcome in outcomes if isinstance(outcome, Measurement)]
+    told = [share for share in shares if isinstance(share, float)]
+    return {"CPU time taken by the hypervisor": f"about {round(20 * median(told)) * 5} %"} if told else {}
 
 
 def judge_canary(

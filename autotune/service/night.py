@@ -27,7 +27,7 @@ from autotune.measure.job_record import await_orphans
 from autotune.redaction import MASK
 from autotune.search.first_points import FirstPoint
 from autotune.service import reference
-from autotune.service.canary import canary_json, judge_canary
+from autotune.service.canary import canary_json, host_of, judge_canary
 from autotune.service.control import PERSON, SERVICE, alive
 from autotune.service.registration import hash_of
 from autotune.store import queries, schedules
@@ -273,16 +273,17 @@ class Night:
         canary = canary_json(seen, prepared.space.baseline)
         before = schedules.nights(self._store, self._schedule.id, most=120)
         night = schedules.night(self._store, self._night.id) or self._night
+        environment = {**night.environment, **host_of(seen)}
         verdict = judge_canary(
             canary,
             [past for past in before if past.id != night.id and past.planned_at <= night.planned_at],
-            environment=night.environment,
+            environment=environment,
             script_hash=script_hash,
             simulated=prepared.request.simulated,
             since=(self._schedule.reference or {}).get("since"),
         )
         self._gain_tonight = reference.gain_of_best(canary)
-        schedules.tell_night(self._store, night.id, canary=canary, verdict=verdict)
+        schedules.tell_night(self._store, night.id, canary=canary, verdict=verdict, environment=environment)
         self._listener.said(verdict["text"])
         if verdict["decision"] in ("regression", "failed"):
             told = schedules.night(self._store, night.id) or night

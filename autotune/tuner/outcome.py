@@ -226,6 +226,9 @@ def _method(study: StudyRecord, trials: Sequence[TrialRecord], verdict: Mapping[
         lines.append(
             f"- Launches of the same setting differ by {noise:.1%} (standard deviation, at least what their steps make)."
         )
+    theft = wording.theft(verdict)
+    if theft is not None:
+        lines.append(f"- {theft}")
     if str(study.config.get("trainer.device")) == "cpu":
         lines.append("- On a CPU: CUDA graphs, sleep and wake-up memory, NCCL and torch.compile were not measured.")
     return [*lines, ""]

@@ -131,7 +131,6 @@ class StudyRun:
         if self._sessions is not None and isinstance(baseline.outcome, Measurement):
             self._sessions.expect(baseline.outcome, self._listener.said)
         self._say_how()
-        self._say_theft(baseline)
         if self._canary is not None and not self._stop.is_set():
             self._measure_canary(self._canary)
         self._search()
@@ -193,15 +192,6 @@ class StudyRun:
             affords = max(0, int(left / launch) - 2 * self._request.confirmations)
             text += f"; after the confirmation the time budget affords {affords} of them"
         self._listener.said(f"{text}.")
-
-    def _say_theft(self, baseline: Launched) -> None:
-        """Where the hypervisor takes CPU time all the time, that it does: steps count nevertheless."""
-        share = baseline.outcome.echo.get(CPU_STOLEN) if isinstance(baseline.outcome, Measurement) else None
-        if isinstance(share, float):
-            self._listener.said(
-                f"The hypervisor takes about {share:.0%} of the CPU time that this machine wants, all the time. Steps count with it, "
-                "and are slower and less even than on a host of your own."
-            )
 
     def _search(self) -> None:
         """Points of the session first, then those that need a launch of their own: the other order would start many sessions."""
@@ -632,6 +622,7 @@ class StudyRun:
                 "trajectory": None,
             },
             "memory": self._memory_json(winner),
+            "cpu_stolen": self._theft(winner),
             "reason": judged.reason,
             "best_number": best_number,
             "best_throughput": judged.best_throughput,
@@ -658,6 +649,16 @@ class StudyRun:
             if run.point == winner and run.kind is TrialKind.CONFIRM and isinstance(run.outcome, Measurement)
         ]
         return max((grown for grown in found if grown is not None), default=None)
+
+    def _theft(self, winner: Point | None) -> list[float] | None:
+        """Least and most of the CPU time that the hypervisor took in the launches of both that decide; None: not worth a word."""
+        deciding = (self._prepared.space.baseline, winner)
+        shares = [
+            share if isinstance(share := run.outcome.echo.get(CPU_STOLEN), float) else 0.0
+            for run in self._launched
+            if run.point in deciding and isinstance(run.outcome, Measurement) and run.outcome.session is None
+        ]
+        return [min(shares), max(shares)] if any(shares) else None
 
     def _hook_gain(self, winner: Point | None) -> float | None:
         """What the generation poll alone is worth, where the winner uses the hook and it was measured alone."""

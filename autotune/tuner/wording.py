@@ -96,6 +96,19 @@ def _use(check: Mapping[str, Any]) -> str:
     return f"{number(check['used'])} of {number(check['device'])} GiB"
 
 
+def theft(verdict: Mapping[str, Any]) -> str | None:
+    """How much CPU time the hypervisor took in the launches that decided, in one sentence; None: nothing to speak of."""
+    shares = verdict.get("cpu_stolen")
+    if not shares:
+        return None
+    low, high = (f"{share:.0%}" for share in shares)
+    took = high if low == high else f"{low} to {high}"
+    return (
+        f"The hypervisor took {took} of the CPU time that this host wanted in the launches that decided: steps count with it, and "
+        "part of what differs between launches may be its."
+    )
+
+
 def equivalence(part: bool | None) -> str:
     """What is known about one part of the equivalence."""
     return "not measured" if part is None else "yes" if part else "no"

@@ -116,6 +116,16 @@ def test_the_best_setting_trains_long_enough_to_show_whether_its_memory_grows(st
     assert "Its peak still grew by 0.8 GiB in every step of a launch" in " ".join(ran.stdout.split())
 
 
+def test_what_the_hypervisor_took_of_the_deciding_launches_is_said(study, tmp_path):
+    _, shown = study
+    assert shown["verdict"]["cpu_stolen"] is None
+    write_script(tmp_path)
+    ran = autotune(tmp_path, "run", "train.sh", "--trials", "3", "--confirmations", "1", stolen="0.164")
+    sentence = "The hypervisor took 16% of the CPU time that this host wanted in the launches that decided"
+    assert sentence in " ".join(ran.stdout.split())
+    assert sentence in " ".join(autotune(tmp_path, "show").stdout.split())
+
+
 def test_best_sh_differs_from_the_script_in_tuned_overrides_alone(study):
     folder, _ = study
     path = folder / "autotune-out/one/best.sh"

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import pytest
 
-from autotune.service.canary import canary_json, judge_canary
+from autotune.service.canary import canary_json, host_of, judge_canary
 from autotune.service.reference import changes_between, gain_of_best, known_best, moved_up
 from autotune.store.schedules import NightRecord, NightState
 from autotune.tuner.canary import CanarySeen
@@ -151,3 +152,10 @@ def test_the_best_setting_of_another_script_or_space_is_not_measured():
 
 def test_what_changed_in_an_environment_is_named():
     assert changes_between({"a": "1", "b": "2"}, {"a": "1", "b": "3", "c": "4"}) == ["b: 2 → 3", "c: none → 4"]
+
+
+def test_what_the_hypervisor_took_is_part_of_a_nights_environment():
+    stolen = [replace(measured(2.0), echo={"host.cpu_stolen": share}) for share in (0.11, 0.164, 0.18)]
+    told = host_of(CanarySeen(BEST, True, (stolen[0], stolen[1]), (stolen[2], failure())))
+    assert told == {"CPU time taken by the hypervisor": "about 15 %"}
+    assert host_of(CanarySeen(None, True, (measured(2.0),), ())) == {}

@@ -297,3 +297,11 @@ def test_report_says_what_is_known_of_memory_on_a_long_night(store: Store, memor
     finished_study(store, end=verdict(memory=memory))
     said = section(report(store, CHANGES), "Does it still fit on a long night?")
     assert f"with every response at its limit: {told}." in " ".join(said.split())
+
+
+@pytest.mark.parametrize(("shares", "told"), [(None, None), ([0.0, 0.164], "took 0% to 16% of the CPU time")])
+def test_report_says_what_the_hypervisor_took_in_the_launches_that_decided(store: Store, shares, told) -> None:
+    finished_study(store, end=verdict(cpu_stolen=shares))
+    said = section(report(store, CHANGES), "How it was measured")
+    assert ("hypervisor" in said) is (told is not None)
+    assert told is None or told in said

@@ -11,6 +11,7 @@ JSONL. What it does wrong on purpose is asked for in the environment:
     FAKE_VERL_STEP_SECONDS=x   really spends x seconds on every step
     FAKE_VERL_CRASH=pattern    crashes where the arguments contain it
     FAKE_VERL_SESSION_…        see fake_session.py
+    FAKE_VERL_STOLEN=share     reports, as the host's watch does elsewhere, that the hypervisor takes that share of the CPU time
     FAKE_VERL_LEAK=GiB         takes that much more memory in every step
     FAKE_VERL_DEAF=key         reports the default of a key instead of the value asked for
 """
@@ -117,6 +118,8 @@ def echo(c):
     deaf = os.environ.get("FAKE_VERL_DEAF")
     if deaf in values:
         values[deaf] = 256
+    if os.environ.get("FAKE_VERL_STOLEN"):
+        values["host.cpu_stolen"] = float(os.environ["FAKE_VERL_STOLEN"])
     extra = {"kv_blocks": int(rollout.gpu_memory_utilization * (80 << 30)) // (1 << 20)}
     with open(os.path.join(folder, f"fake-{os.getpid()}.json"), "w") as sink:
         json.dump({"protocol": 1, "role": "fake", "pid": os.getpid(), "values": values, "extra": extra}, sink)
