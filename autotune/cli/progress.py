@@ -64,7 +64,8 @@ class Progress(Listener):
 
     def study_started(self, name: str, prepared: Prepared) -> None:
         self._prepared = prepared
-        self._console.print(f"Study [bold]{escape(name)}[/]: {escape(prepared.job.label)}")
+        badge = " [bold yellow]SIMULATED[/]" if prepared.request.simulated else ""
+        self._console.print(f"Study [bold]{escape(name)}[/]{badge}: {escape(prepared.job.label)}")
         for warning in prepared.warnings:
             self.said(warning)
 

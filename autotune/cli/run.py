@@ -267,7 +267,8 @@ def dry_run_json(prepared: Prepared) -> dict[str, Any]:
 def _conclude(outputs: Outputs) -> None:
     console = terminal.out
     console.print()
-    console.print(f"[bold]{escape(words.verdict(outputs.verdict))}[/]")
+    badge = "[bold yellow]SIMULATED[/] " if outputs.shown["simulated"] else ""
+    console.print(f"{badge}[bold]{escape(words.verdict(outputs.verdict))}[/]")
     hook = outputs.verdict.get("hook_gain")
     if hook is not None:
         console.print(f"Of that, the fast generation poll alone: {words.gain(hook)} (measured once).")

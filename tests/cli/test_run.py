@@ -114,6 +114,8 @@ def test_the_best_setting_trains_long_enough_to_show_whether_its_memory_grows(st
     write_script(tmp_path)
     ran = autotune(tmp_path, "run", "train.sh", "--trials", "3", "--confirmations", "1", "--runner", "cold", leak="0.8")
     assert "Its peak still grew by 0.8 GiB in every step of a launch" in " ".join(ran.stdout.split())
+    assert "SIMULATED: " in ran.stdout.splitlines()[ran.stdout[: ran.stdout.index("Study ")].count("\n")]
+    assert "SIMULATED Faster by" in ran.stdout
 
 
 def test_what_the_hypervisor_took_of_the_deciding_launches_is_said(study, tmp_path):
