@@ -12,6 +12,9 @@ from rich.console import Console
 
 OK, RUN_FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
 
+SIMULATED = "[bold yellow]SIMULATED[/]"
+"""Stands beside whatever a double of verl made."""
+
 out = Console(highlight=False)
 err = Console(stderr=True, highlight=False)
 

@@ -13,6 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from autotune.cli.console import SIMULATED
 from autotune.measure.runner import Event, StageSeen, StepSeen
 from autotune.store.records import TrialRecord, gain_of
 from autotune.tuner import wording as words
@@ -64,7 +65,7 @@ class Progress(Listener):
 
     def study_started(self, name: str, prepared: Prepared) -> None:
         self._prepared = prepared
-        badge = " [bold yellow]SIMULATED[/]" if prepared.request.simulated else ""
+        badge = f" {SIMULATED}" if prepared.request.simulated else ""
         self._console.print(f"Study [bold]{escape(name)}[/]{badge}: {escape(prepared.job.label)}")
         for warning in prepared.warnings:
             self.said(warning)

@@ -267,7 +267,7 @@ def dry_run_json(prepared: Prepared) -> dict[str, Any]:
 def _conclude(outputs: Outputs) -> None:
     console = terminal.out
     console.print()
-    badge = "[bold yellow]SIMULATED[/] " if outputs.shown["simulated"] else ""
+    badge = f"{terminal.SIMULATED} " if outputs.shown["simulated"] else ""
     console.print(f"{badge}[bold]{escape(words.verdict(outputs.verdict))}[/]")
     hook = outputs.verdict.get("hook_gain")
     if hook is not None:

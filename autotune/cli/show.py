@@ -43,7 +43,7 @@ def print_study(study: StudyRecord, trials: Sequence[TrialRecord]) -> None:
     console = terminal.out
     verdict = study.verdict or {}
     gone = interrupted(study)
-    badge = " [bold yellow]SIMULATED[/]" if study.simulated else ""
+    badge = f" {terminal.SIMULATED}" if study.simulated else ""
     console.print(
         f"[bold]{escape(study.name)}[/]{badge} · {'interrupted' if gone else study.state} · {escape(study.workload)}"
     )

@@ -32,7 +32,7 @@ def studies(
     table = Table("study", "created (UTC)", "state", "trials", "gain", "workload")
     for study in found:
         verdict = study.verdict or {}
-        name = escape(study.name) + (" [bold yellow]SIMULATED[/]" if study.simulated else "")
+        name = escape(study.name) + (f" {terminal.SIMULATED}" if study.simulated else "")
         shown = (
             wording.gain(verdict.get("gain"))
             if verdict.get("decision") == "better"

@@ -19,6 +19,7 @@ import psutil
 import pynvml
 
 from autotune.measure.gpu_processes import GpuProcess, described, foreign_processes, read_processes
+from autotune.values import KnobValue
 
 CPU_STOLEN = "host.cpu_stolen"
 """In the echo of a measurement: share of the wanted CPU time that the hypervisor usually took, where it was worth to be named."""
@@ -43,7 +44,7 @@ class Thresholds:
     """CPU time that the hypervisor gave to other machines, as a share of what this one wanted …"""
     usual_theft: float = 2.0
     """… and this many times what it usually takes of this job. Without it no step would ever count on a host whose CPUs are
-    promised twice: a job there lost 11 to 19 % in every step, and its steps were within 3 % of one another."""
+    promised twice: a job there lost 11 to 19 % in every step, and its steps were within 3 % of their mean."""
     others: float = 0.25
     """CPU time of other programs, as a share of all CPUs, on CPU jobs alone …"""
     idle: float = 0.10
@@ -105,6 +106,12 @@ def stolen_share(readings: Sequence[Reading]) -> float | None:
     stolen = last.stolen - first.stolen
     wanted = last.busy - first.busy + stolen
     return stolen / wanted if wanted > 0 else None
+
+
+def told_theft(echo: Mapping[str, KnobValue]) -> float:
+    """The share that a measurement's echo names (`CPU_STOLEN`); 0 where it was not worth to be named."""
+    share = echo.get(CPU_STOLEN)
+    return share if isinstance(share, float) else 0.0
 
 
 def usual_theft(thefts: Sequence[float]) -> float:

@@ -115,9 +115,8 @@ def slope(peaks: Sequence[float]) -> float | None:
     last = peaks[-SLOPE_STEPS:]
     if len(last) < SLOPE_STEPS:
         return None
-    rises = [after - before for before, after in pairwise(last)]
-    grows = all(rise > RISE * before for rise, before in zip(rises, last, strict=False))
-    return sum(rises) / len(rises) if grows else 0.0
+    grows = all(after - before > RISE * before for before, after in pairwise(last))
+    return (last[-1] - last[0]) / (SLOPE_STEPS - 1) if grows else 0.0
 
 
 def _highest(peaks: Sequence[Peak]) -> list[Peak]:

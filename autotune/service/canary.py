@@ -30,7 +30,7 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
 
-from autotune.measure.interference import CPU_STOLEN
+from autotune.measure.interference import told_theft
 from autotune.search.regression import STEP, NightDecision, Regression, compare
 from autotune.service.reference import changes_between, comparable_history, levels_of
 from autotune.store.schedules import NightRecord
@@ -78,8 +78,8 @@ def seconds_of(measurement: Measurement) -> dict[str, float]:
 def host_of(seen: CanarySeen) -> dict[str, str]:
     """What the host did while the canary was measured: CPU time that the hypervisor took, to 5 % of what was wanted."""
     outcomes = [*seen.own_outcomes, *seen.best_outcomes]
-    shares = [outcome.echo.get(CPU_STOLEN) for outcome in outcomes if isinstance(outcome, Measurement)]
-    told = [share for share in shares if isinstance(share, float)]
+    shares = [told_theft(outcome.echo) for outcome in outcomes if isinstance(outcome, Measurement)]
+    told = [share for share in shares if share]
     return {"CPU time taken by the hypervisor": f"about {round(20 * median(told)) * 5} %"} if told else {}
 
 

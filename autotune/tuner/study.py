@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from autotune.measure.interference import CPU_STOLEN
+from autotune.measure.interference import told_theft
 from autotune.measure.runner import Event, Order, Runner, StepPlan, StepSeen
 from autotune.measure.warm import WarmRunner
 from autotune.search.memory import SLOPE_STEPS, slope, too_full
@@ -654,7 +654,7 @@ class StudyRun:
         """Least and most of the CPU time that the hypervisor took in the launches of both that decide; None: not worth a word."""
         deciding = (self._prepared.space.baseline, winner)
         shares = [
-            share if isinstance(share := run.outcome.echo.get(CPU_STOLEN), float) else 0.0
+            told_theft(run.outcome.echo)
             for run in self._launched
             if run.point in deciding and isinstance(run.outcome, Measurement) and run.outcome.session is None
         ]
